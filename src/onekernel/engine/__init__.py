@@ -1,0 +1,1 @@
+"""One thread that owns the device; requests, cancellation, backends."""

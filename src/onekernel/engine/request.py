@@ -1,0 +1,128 @@
+"""A request, its states, and what comes back: deltas while it runs, a completion at the end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from onekernel.config import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class State(Enum):
+    """Where a request is; FAILED and FINISHED are final."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token in the unfiltered distribution, with its text and its bytes."""
+
+    token_id: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens taken and made."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Host-side times of one request. Prefill covers prompt[:-1]; TTFT is from submission to the first token.
+
+    `decode_ms` is from the first to the last token, so its rate is over completion_tokens - 1.
+    """
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    decode_ms: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens per second of prefill; 0 if nothing was prefilled."""
+        return self.prefill_tokens / self.prefill_ms * 1e3 if self.prefill_ms else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens per second after the first; 0 if there were fewer than two."""
+        return (self.decode_tokens - 1) / self.decode_ms * 1e3 if self.decode_ms and self.decode_tokens > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a running answer. The joined `text` of all deltas is the completion's text.
+
+    `thinking` marks text between a thinking model's tags. The last delta has `finish_reason` and may have no text.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    thinking: bool = False
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. `text` ends before the stop string; `token_ids` leave out the token that ended the answer.
+
+    `usage.completion_tokens` counts the sampled tokens, an end-of-sequence token included.
+    """
+
+    text: str
+    thinking: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    prompt_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(slots=True)
+class CancelToken:
+    """Set by any thread; the engine looks at it between tokens and between prefill chunks."""
+
+    _event: threading.Event = field(default_factory=threading.Event)
+
+    def set(self) -> None:
+        """Ask the request to end."""
+        self._event.set()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the request should end."""
+        return self._event.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenized request as the engine takes it."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams

@@ -1,0 +1,74 @@
+"""The one exception tree. Every message says what value was found, what the limit is and what to do."""
+
+from __future__ import annotations
+
+
+class OnekernelError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(OnekernelError, ValueError):
+    """A value given by the caller is out of range or contradicts another one."""
+
+
+class ModelError(OnekernelError):
+    """A model's files are missing, damaged or inconsistent."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model is of a kind that is refused by name; the message says what to use instead."""
+
+
+class HubError(ModelError):
+    """A model could not be fetched from the hub: not found, gated, offline, no space."""
+
+
+class TemplateError(OnekernelError, ValueError):
+    """The chat template is missing, does not parse, or refused the messages (its own words are in the message)."""
+
+
+class ContextLengthError(OnekernelError, ValueError):
+    """The prompt does not fit the context; nothing was cut."""
+
+    def __init__(self, prompt_tokens: int, max_context: int, model_limit: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.max_context = max_context
+        self.model_limit = model_limit
+        if prompt_tokens < model_limit:
+            advice = f"start with --ctx-size {prompt_tokens + 1} or more (the model allows {model_limit})"
+        else:
+            advice = f"shorten the prompt (the model's own limit is {model_limit})"
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and leaves no room for an answer in a context of "
+            f"{max_context} tokens; {advice}"
+        )
+
+
+class MemoryLimitError(OnekernelError):
+    """Weights, KV cache and workspace do not fit the device."""
+
+    def __init__(self, message: str, needed_bytes: int, free_bytes: int, largest_context: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.largest_context = largest_context
+        super().__init__(message)
+
+
+class NumericError(OnekernelError):
+    """The model produced non-finite logits, so no token can be chosen."""
+
+
+class CompileError(OnekernelError):
+    """A kernel did not compile; carries the first compiler error, the options and the kept source's path."""
+
+
+class DeviceError(OnekernelError):
+    """The device, its driver or a running kernel failed or does not meet what is needed."""
+
+
+class EngineClosedError(OnekernelError):
+    """The engine was closed, or failed earlier for the stated reason, and takes no more requests."""
+
+
+class Cancelled(OnekernelError):
+    """The request was cancelled before it finished."""

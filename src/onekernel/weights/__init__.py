@@ -1,0 +1,1 @@
+"""Files of a model -> named tensors, and packed layouts. No CUDA."""
