@@ -20,7 +20,10 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("ONEKERNEL_CACHE_DIR", "folder for compiled kernels (default: $XDG_CACHE_HOME/onekernel or ~/.cache/onekernel)"),
+    Variable(
+        "ONEKERNEL_CACHE_DIR",
+        "folder for compiled kernels (default: $XDG_CACHE_HOME/onekernel or ~/.cache/onekernel)",
+    ),
     Variable("ONEKERNEL_LOG", "log level: debug, info, warning (default) or error"),
     Variable("ONEKERNEL_NVCC", "path of an nvcc to compile with instead of NVRTC (debugging)"),
     Variable("HF_HOME", "the Hugging Face cache folder", ours=False),

@@ -55,11 +55,15 @@ class Backend(Protocol):
         """Reserve pages for a prompt of token ids; raises MemoryLimitError if there are none."""
         ...
 
-    def prefill(self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:
+    def prefill(
+        self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]
+    ) -> None:
         """Fill the cache for prompt[:-1] in fixed chunks, calling progress(done, total); return early if cancelled."""
         ...
 
-    def decode(self, sequence: SequenceState, sampling: Sampling, limit: int, cancel: CancelToken) -> Iterator[DecodedToken]:
+    def decode(
+        self, sequence: SequenceState, sampling: Sampling, limit: int, cancel: CancelToken
+    ) -> Iterator[DecodedToken]:
         """Yield up to `limit` tokens, starting from the last prompt token; stop early if cancelled.
 
         A backend may run ahead of the iterator; closing the iterator ends it. Raises NumericError on non-finite logits.
