@@ -85,9 +85,7 @@ class ModelConfig:
                 f"num_key_value_heads, {self.num_key_value_heads}"
             )
         if self.head_dim % 2 or self.head_dim > 256:
-            raise ConfigError(
-                f"head_dim is {self.head_dim}; it must be even (RoPE turns pairs) and at most 256"
-            )
+            raise ConfigError(f"head_dim is {self.head_dim}; it must be even (RoPE turns pairs) and at most 256")
         if not (self.rms_norm_eps > 0 and math.isfinite(self.rms_norm_eps)):
             raise ConfigError(f"rms_norm_eps is {self.rms_norm_eps}; it must be a positive number")
 
@@ -141,9 +139,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.max_context is not None and self.max_context < 0:
-            raise ConfigError(
-                f"max_context is {self.max_context}; give 0 for the model's maximum or at least 2 tokens"
-            )
+            raise ConfigError(f"max_context is {self.max_context}; give 0 for the model's maximum or at least 2 tokens")
         if self.max_context == 1:
             raise ConfigError("max_context is 1; a prompt token and an answer token need at least 2")
         if self.threads is not None and self.threads < 1:
@@ -244,11 +240,7 @@ class SamplingParams:
         As in transformers a generation_config without `do_sample: true` means greedy. Raises ConfigError if the
         model's own value is out of range.
         """
-        taken = {
-            name: value
-            for name, value in defaults_from(generation_config).items()
-            if getattr(self, name) is None
-        }
+        taken = {name: value for name, value in defaults_from(generation_config).items() if getattr(self, name) is None}
         full = replace(self, **taken)
         return Sampling(
             temperature=_or(full.temperature, 0.0),
@@ -319,12 +311,7 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
     if value is None:
         return
     limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value < low
-        or (high is not None and value > high)
-    ):
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number {limit}")
 
 
@@ -333,6 +320,4 @@ def _real(name: str, value: object, low: float, high: float, *, open_low: bool =
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value > high or value < low or (open_low and value == low):  # type: ignore[operator]
-        raise ConfigError(
-            f"{name} is {value!r}; it must be {'above' if open_low else 'from'} {low:g} up to {high:g}"
-        )
+        raise ConfigError(f"{name} is {value!r}; it must be {'above' if open_low else 'from'} {low:g} up to {high:g}")

@@ -55,9 +55,7 @@ class Backend(Protocol):
         """Reserve pages for a prompt of token ids; raises MemoryLimitError if there are none."""
         ...
 
-    def prefill(
-        self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]
-    ) -> None:
+    def prefill(self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:
         """Fill the cache for prompt[:-1] in fixed chunks, calling progress(done, total); return early if cancelled."""
         ...
 

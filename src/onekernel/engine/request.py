@@ -69,11 +69,7 @@ class Timings:
     @property
     def decode_tokens_per_s(self) -> float:
         """Tokens per second after the first; 0 if there were fewer than two."""
-        return (
-            (self.decode_tokens - 1) / self.decode_ms * 1e3
-            if self.decode_ms and self.decode_tokens > 1
-            else 0.0
-        )
+        return (self.decode_tokens - 1) / self.decode_ms * 1e3 if self.decode_ms and self.decode_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
