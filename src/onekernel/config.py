@@ -159,7 +159,7 @@ def context_tokens(asked: int | None, model: ModelConfig) -> int:
     limit = model.max_position_embeddings
     if asked is not None and asked > limit:
         raise ConfigError(
-            f"a context of {asked} tokens was asked for; the model's maximum is {limit} (--ctx-size 0 takes the maximum)"
+            f"a context of {asked} tokens was asked for; the model allows {limit} (--ctx-size 0 takes them all)"
         )
     tokens = min(limit, DEFAULT_CONTEXT_TOKENS) if asked is None else (asked or limit)
     if model.sliding_window is not None and model.sliding_window < tokens:
@@ -174,8 +174,8 @@ def context_tokens(asked: int | None, model: ModelConfig) -> int:
 class SamplingParams:
     """What a caller may ask of one answer. None means: the model's generation_config.json, else the stated default.
 
-    Filters apply in this order: mask, logit_bias, repetition, presence and frequency penalty, temperature, top_k, top_p,
-    min_p (transformers' order). `repetition_penalty` counts prompt and output, as in transformers; `presence_penalty`
+    Filters apply in this order: mask, logit_bias, repetition, presence and frequency penalty, temperature, top_k,
+    top_p, min_p (transformers' order). `repetition_penalty` counts prompt and output, as in transformers; `presence_penalty`
     and `frequency_penalty` count the output only, as in OpenAI's API.
     """
 
