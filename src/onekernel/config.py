@@ -30,7 +30,7 @@ class RopeScaling:
     """How rotary frequencies are stretched; formulas as in transformers' `modeling_rope_utils`.
 
     `default` needs nothing else, `linear` and `dynamic` need `factor`, `llama3` needs all. `dynamic` is fixed per
-    engine at its maximum context.
+    request at the longest it may become.
     """
 
     kind: Literal["default", "linear", "dynamic", "llama3"] = "default"
@@ -122,6 +122,12 @@ class ModelConfig:
         head = self.vocab_size * self.hidden_size
         return self.num_hidden_layers * self.layer_parameters + head + 2 * self.hidden_size
 
+    @property
+    def context_limit(self) -> int:
+        """Longest context the model allows: linear and dynamic scaling stretch max_position_embeddings by their factor."""
+        stretch = self.rope_scaling.factor if self.rope_scaling.kind in ("linear", "dynamic") else 1.0
+        return int(self.max_position_embeddings * stretch)
+
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Bytes of keys and values of one position over all layers."""
         return 2 * self.num_hidden_layers * self.kv_size * element_bytes
@@ -156,7 +162,7 @@ def context_tokens(asked: int | None, model: ModelConfig) -> int:
     Raises ConfigError above the model's maximum, and where a sliding window is shorter than the context, because full
     attention would then give other text than the model was trained for.
     """
-    limit = model.max_position_embeddings
+    limit = model.context_limit
     if asked is not None and asked > limit:
         raise ConfigError(
             f"a context of {asked} tokens was asked for; the model allows {limit} (--ctx-size 0 takes them all)"
@@ -175,8 +181,8 @@ class SamplingParams:
     """What a caller may ask of one answer. None means: the model's generation_config.json, else the stated default.
 
     Filters apply in this order: mask, logit_bias, repetition, presence and frequency penalty, temperature, top_k,
-    top_p, min_p (transformers' order). `repetition_penalty` counts prompt and output, as in transformers; `presence_penalty`
-    and `frequency_penalty` count the output only, as in OpenAI's API.
+    top_p, min_p (transformers' order). `repetition_penalty` counts prompt and output, as in transformers;
+    `presence_penalty` and `frequency_penalty` count the output only, as in OpenAI's API.
     """
 
     max_tokens: int | None = None

@@ -51,8 +51,8 @@ class Backend(Protocol):
     max_context: int
     memory: MemoryReport
 
-    def open(self, prompt: Sequence[int]) -> SequenceState:
-        """Reserve pages for a prompt of token ids; raises MemoryLimitError if there are none."""
+    def open(self, prompt: Sequence[int], total_tokens: int) -> SequenceState:
+        """Reserve pages for a prompt of token ids that grows to at most `total_tokens`, answer included."""
         ...
 
     def prefill(self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:

@@ -74,7 +74,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a running answer. The joined `text` of all deltas is the completion's text.
+    """A piece of a running answer. The joined `text` of all deltas that are not thinking is the completion's text.
 
     `thinking` marks text between a thinking model's tags. The last delta has `finish_reason` and may have no text.
     """

@@ -1,0 +1,1 @@
+"""QK-norm, RoPE, append to the paged KV cache, attend."""

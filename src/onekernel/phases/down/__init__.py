@@ -1,0 +1,1 @@
+"""Project the feed-forward's inner values and add them to the residual."""

@@ -1,0 +1,1 @@
+"""Look up the embedding of each token: the residual's first value."""

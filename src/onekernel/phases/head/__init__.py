@@ -1,0 +1,1 @@
+"""Final norm and projection to logits."""

@@ -1,0 +1,20 @@
+"""The matrix product that every phase's reference shares."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x @ weight.T + bias in float32.
+
+    x: (tokens, K) float32; weight: (rows, K) bf16 or float32; bias: (rows,). The operands are rounded to the weight's
+    dtype, except for several tokens on a CPU: a bf16 product of many rows is about four times slower there than
+    expanding the matrix once and multiplying in float32, while for one token the bf16 product reads half the bytes.
+    """
+    if weight.dtype is torch.float32:
+        return F.linear(x, weight, bias)
+    if x.shape[0] > 1 and not weight.is_cuda:
+        return F.linear(x, weight.float(), None if bias is None else bias.float())
+    return F.linear(x.to(weight.dtype), weight, bias).float()

@@ -1,0 +1,1 @@
+"""Project the attention's output and add it to the residual."""

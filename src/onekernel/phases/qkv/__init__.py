@@ -1,0 +1,1 @@
+"""Normalise the residual and project it to raw queries, keys and values."""
