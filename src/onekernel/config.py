@@ -124,7 +124,7 @@ class ModelConfig:
 
     @property
     def context_limit(self) -> int:
-        """Longest context the model allows: linear and dynamic scaling stretch max_position_embeddings by their factor."""
+        """The model's longest context: linear and dynamic scaling stretch the trained one by their factor."""
         stretch = self.rope_scaling.factor if self.rope_scaling.kind in ("linear", "dynamic") else 1.0
         return int(self.max_position_embeddings * stretch)
 
@@ -281,6 +281,11 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""
         return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens change the logits, so that they must be counted."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 _FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

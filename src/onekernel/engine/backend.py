@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,9 +60,14 @@ class Backend(Protocol):
         ...
 
     def decode(
-        self, sequence: SequenceState, sampling: Sampling, limit: int, cancel: CancelToken
-    ) -> Iterator[DecodedToken]:
-        """Yield up to `limit` tokens, starting from the last prompt token; stop early if cancelled.
+        self,
+        sequence: SequenceState,
+        sampling: Sampling,
+        limit: int,
+        stop_ids: frozenset[int],
+        cancel: CancelToken,
+    ) -> Generator[DecodedToken, None, None]:
+        """Yield up to `limit` tokens, starting from the last prompt token; end after one of `stop_ids` or if cancelled.
 
         A backend may run ahead of the iterator; closing the iterator ends it. Raises NumericError on non-finite logits.
         """

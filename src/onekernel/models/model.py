@@ -103,12 +103,19 @@ class Model:
         return self.weights.embedding.dtype
 
     @torch.inference_mode()
-    def forward(self, token_ids: Sequence[int], place: Place, *, logits: bool = True) -> torch.Tensor | None:
-        """Append `token_ids` at `place` and return logits (tokens, vocab_size) float32, or None if not asked for."""
+    def extend(self, token_ids: Sequence[int], place: Place) -> None:
+        """Append keys and values of `token_ids` to the cache at `place`."""
         acts = self.start(token_ids)
-        for phase in self.phases if logits else self.phases[:-1]:
+        for phase in self.phases[:-1]:
             self.run(phase, acts, place)
-        return acts.logits
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int], place: Place) -> torch.Tensor:
+        """Append `token_ids` at `place` and return logits (tokens, vocab_size), float32."""
+        acts = self.start(token_ids)
+        for phase in self.phases:
+            self.run(phase, acts, place)
+        return _made(acts.logits, "head")
 
     def start(self, token_ids: Sequence[int]) -> Activations:
         """Return empty activations for these tokens."""

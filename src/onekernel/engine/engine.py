@@ -1,0 +1,226 @@
+"""One thread owns the device. Requests wait in a queue, run one after another, and answer through a callback."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from onekernel.config import Sampling, SamplingParams
+from onekernel.engine.answer import Answer
+from onekernel.engine.backend import Backend
+from onekernel.engine.request import CancelToken, Completion, Delta, State, Timings, Usage
+from onekernel.errors import (
+    ConfigError,
+    ContextLengthError,
+    DeviceError,
+    EngineClosedError,
+    MemoryLimitError,
+    OnekernelError,
+)
+from onekernel.text.thinking import ThinkingSplitter
+from onekernel.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+Event = Delta | Completion | BaseException
+Deliver = Callable[[Event], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class _Job:
+    """A queued request: what to compute, where its events go, how far it is."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    sampling: Sampling
+    splitter: ThinkingSplitter | None
+    deliver: Deliver
+    progress: Progress
+    cancel: CancelToken = field(default_factory=CancelToken)
+    state: State = State.QUEUED
+    submitted: float = field(default_factory=time.perf_counter)
+
+
+class Engine:
+    """Runs requests on a backend, first come first served.
+
+    `submit` may be called from any thread. A request's events are deltas, then one Completion, or an exception at any
+    point; its callback is called on the engine's thread and must return quickly.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        generation_config: Mapping[str, Any],
+        *,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.generation_config = generation_config
+        self.failure: BaseException | None = None
+        self._on_close = on_close
+        self._closed = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._running: _Job | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="onekernel-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        deliver: Deliver,
+        *,
+        progress: Progress = lambda done, total: None,
+        splitter: ThinkingSplitter | None = None,
+    ) -> CancelToken:
+        """Queue a request and return the token that cancels it.
+
+        Raises ConfigError (empty prompt, ids outside the vocabulary), ContextLengthError or EngineClosedError before
+        anything is queued. progress(done, total) counts prompt tokens.
+        """
+        self._check(prompt, params)
+        job = _Job(prompt, params, params.resolve(self.generation_config), splitter, deliver, progress)
+        with self._lock:
+            self._refuse_if_closed()
+            self._jobs.put(job)
+        return job.cancel
+
+    def close(self) -> None:
+        """Cancel everything, wait for the thread, and free the device. A second call does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._running is not None:
+                self._running.cancel.set()
+            self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.backend.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
+        config, context = self.backend.config, self.backend.max_context
+        if not prompt:
+            raise ConfigError("the prompt is empty; give at least one token")
+        limit = min(config.vocab_size, self.tokenizer.vocab_limit)
+        for what, ids in (
+            ("the prompt", prompt),
+            ("logit_bias", params.logit_bias or {}),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            wrong = next((token for token in ids if not 0 <= token < limit), None)
+            if wrong is not None:
+                raise ConfigError(f"{what} holds token id {wrong}; this model's ids are 0 to {limit - 1}")
+        if len(prompt) >= context:
+            raise ContextLengthError(len(prompt), context, config.context_limit)
+
+    def _refuse_if_closed(self) -> None:
+        if self.failure is not None:
+            raise EngineClosedError(f"the engine failed earlier and takes no requests: {self.failure}")
+        if self._closed:
+            raise EngineClosedError("the engine is closed; create a new one")
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                with self._lock:
+                    self._refuse_if_closed()
+                    self._running = job
+                self._deliver(job, self._run(job))
+                job.state = State.FINISHED
+            except BaseException as error:
+                job.state = State.FAILED
+                self._deliver(job, self._judge(error))
+            finally:
+                self._running = None
+
+    @staticmethod
+    def _deliver(job: _Job, event: Event) -> None:
+        """Hand an event to the request's owner; an owner who is gone only loses his own request."""
+        try:
+            job.deliver(event)
+        except Exception:
+            _log.warning("a request's owner does not take its answer any more; cancelling it", exc_info=True)
+            job.cancel.set()
+
+    def _judge(self, error: BaseException) -> BaseException:
+        """Say what a failed request's caller is told, and whether the engine can go on."""
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+            if self.backend.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+            told: BaseException = MemoryLimitError(
+                f"out of memory on {self.backend.device} during this request; others go on. Ask for a shorter answer or "
+                f"start with a smaller --ctx-size (now {self.backend.max_context}). {error}",
+                0,
+                0,
+                0,
+            )
+            told.__cause__ = error
+            return told
+        if isinstance(error, DeviceError) or "CUDA error" in str(error):
+            self.failure = error  # a CUDA context does not recover from a failed kernel
+        if not isinstance(error, OnekernelError):
+            _log.error("a request failed unexpectedly", exc_info=error)
+        return error
+
+    def _run(self, job: _Job) -> Completion:
+        backend, prompt = self.backend, job.prompt
+        started = time.perf_counter()
+        room = backend.max_context - len(prompt)
+        limit = min(room, job.params.max_tokens or room)
+        ends = frozenset(job.params.stop_token_ids)
+        if not job.params.ignore_eos:
+            ends |= self.tokenizer.eos_token_ids
+        answer = Answer(self.tokenizer, job.params, ends, job.splitter)
+        times: list[float] = []
+        sequence = backend.open(prompt, len(prompt) + limit)
+        try:
+            job.state = State.PREFILL
+            backend.prefill(sequence, job.cancel, job.progress)
+            prefilled = time.perf_counter()
+            job.state = State.DECODE
+            tokens = backend.decode(sequence, job.sampling, limit, ends, job.cancel)
+            for token in tokens if not job.cancel.is_set else ():
+                times.append(time.perf_counter())
+                for delta in answer.push(token):
+                    self._deliver(job, delta)
+                if answer.finish_reason is not None:
+                    break
+            tokens.close()
+        finally:
+            backend.release(sequence)
+        for delta in answer.finish("cancelled" if job.cancel.is_set else "length"):
+            self._deliver(job, delta)
+        timings = Timings(
+            queue_ms=(started - job.submitted) * 1e3,
+            prefill_ms=(prefilled - started) * 1e3,
+            ttft_ms=(times[0] - job.submitted) * 1e3 if times else 0.0,
+            decode_ms=(times[-1] - times[0]) * 1e3 if times else 0.0,
+            prefill_tokens=len(prompt) - 1,
+            decode_tokens=len(times),
+        )
+        return Completion(
+            text=answer.text,
+            thinking=answer.thinking,
+            token_ids=tuple(answer.token_ids),
+            finish_reason=answer.finish_reason or "length",
+            usage=Usage(len(prompt), answer.sampled_tokens),
+            timings=timings,
+            seed=job.sampling.seed,
+            prompt_token_ids=prompt,
+            logprobs=tuple(answer.logprobs) if job.params.logprobs is not None else None,
+        )

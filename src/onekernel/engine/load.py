@@ -1,0 +1,146 @@
+"""From a model's path or id to a running engine, step by step, each step timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from onekernel.config import EngineConfig, ModelConfig, context_tokens, defaults_from
+from onekernel.device.facts import resolve_device
+from onekernel.device.host import default_threads
+from onekernel.engine.engine import Engine
+from onekernel.engine.memory import check_memory, format_bytes, free_memory, pages_for
+from onekernel.engine.reference_backend import ReferenceBackend
+from onekernel.errors import ConfigError
+from onekernel.models.load import load_weights
+from onekernel.models.model import Model
+from onekernel.models.registry import model_config
+from onekernel.text.tokenizer import Tokenizer
+from onekernel.weights.checkpoint import CheckpointSettings
+from onekernel.weights.open import LoadFormat, open_checkpoint
+
+
+@dataclass(slots=True)
+class Listener:
+    """Whom loading tells what: `note` sentences for the user, `detail` for -v, `progress` (what, done, total)."""
+
+    note: Callable[[str], None] = lambda text: None
+    detail: Callable[[str], None] = lambda text: None
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A running engine with what it was made from; `steps_s` are the seconds of each step in order."""
+
+    engine: Engine
+    settings: CheckpointSettings
+    config: ModelConfig
+    dtype: torch.dtype
+    steps_s: dict[str, float]
+
+    @property
+    def load_s(self) -> float:
+        """Seconds of all steps."""
+        return sum(self.steps_s.values())
+
+
+@dataclass(slots=True)
+class _Clock:
+    listener: Listener
+    steps_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.steps_s[name] = time.perf_counter() - start
+        self.listener.detail(f"{name}: {self.steps_s[name]:.2f} s")
+
+
+def load_engine(
+    model: str,
+    options: EngineConfig,
+    *,
+    revision: str | None = None,
+    load_format: LoadFormat = "auto",
+    listener: Listener | None = None,
+) -> Loaded:
+    """Open `model`, check that it fits, load its weights and start an engine.
+
+    Raises ModelError and its kin for the files, ConfigError for options that the model cannot meet, MemoryLimitError
+    before anything large is allocated.
+    """
+    listener = listener or Listener()
+    clock = _Clock(listener)
+    torch.set_num_threads(options.threads or default_threads())
+    with clock.step("open"):
+        device, reason = resolve_device(options.device)
+        checkpoint = open_checkpoint(model, revision=revision, load_format=load_format, progress=listener.note)
+        settings = checkpoint.settings
+        config = model_config(settings.config)
+        context = context_tokens(options.max_context, config)
+    dtype = choose_dtype(options.dtype, config, device)
+    with clock.step("tokenizer"):
+        tokenizer = open_tokenizer(settings, config)
+    memory = check_memory(config, dtype, device, context, free_memory(device))
+    backend_name = _backend(options, device)
+    for note in settings.notes:
+        listener.note(note)
+    listener.note(f"device {device} ({reason}), backend {backend_name}, {str(dtype).removeprefix('torch.')}")
+    listener.note(
+        f"context {context} of {config.context_limit} tokens; memory: weights {format_bytes(memory.weights_bytes)}, "
+        f"KV cache {format_bytes(memory.kv_bytes)}, workspace {format_bytes(memory.workspace_bytes)}"
+    )
+    taken = defaults_from(settings.generation_config)
+    listener.detail(f"from generation_config: {taken or 'nothing'}")
+    listener.detail(f"end-of-sequence ids: {sorted(tokenizer.eos_token_ids)}")
+    with clock.step("weights"):
+        weights = load_weights(
+            checkpoint,
+            config,
+            dtype=dtype,
+            device=device,
+            progress=lambda done, total: listener.progress("loading tensors", done, total),
+        )
+        checkpoint.close()
+    with clock.step("backend"):
+        backend = ReferenceBackend(
+            Model(config, weights),
+            max_context=context,
+            num_pages=pages_for(context),
+            vocab_limit=min(config.vocab_size, tokenizer.vocab_limit),
+            memory=memory,
+        )
+    engine = Engine(backend, tokenizer, settings.generation_config)
+    return Loaded(engine, settings, config, dtype, clock.steps_s)
+
+
+def open_tokenizer(settings: CheckpointSettings, config: ModelConfig) -> Tokenizer:
+    """Return the model's tokenizer; a dummy model without one gets the placeholder whose words are the ids."""
+    files = settings.tokenizer
+    if files.directory is not None:
+        return Tokenizer.from_directory(files.directory, settings.config, settings.generation_config)
+    if files.gguf_metadata is not None:
+        return Tokenizer.from_gguf(files.gguf_metadata, settings.config, settings.generation_config)
+    return Tokenizer.placeholder(config.vocab_size)
+
+
+def choose_dtype(asked: str, config: ModelConfig, device: str) -> torch.dtype:
+    """Return the matrices' dtype: as asked, else bf16, or float32 for a float32 checkpoint on a CPU."""
+    if asked == "auto":
+        keep = config.dtype == "float32" and not device.startswith("cuda")
+        return torch.float32 if keep else torch.bfloat16
+    return torch.float32 if asked == "float32" else torch.bfloat16
+
+
+def _backend(options: EngineConfig, device: str) -> str:
+    if options.backend == "megakernel":
+        raise ConfigError(
+            f"backend megakernel is not available on {device} in this version; use --backend auto or reference"
+        )
+    return ReferenceBackend.name

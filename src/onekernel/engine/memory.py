@@ -1,0 +1,68 @@
+"""What a model and a context need, known before anything is allocated."""
+
+from __future__ import annotations
+
+import torch
+
+from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, ModelConfig
+from onekernel.device.host import available_memory_bytes
+from onekernel.engine.backend import MemoryReport
+from onekernel.errors import MemoryLimitError
+
+
+def pages_for(tokens: int) -> int:
+    """Return the pages that hold this many positions."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+def plan_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: int) -> MemoryReport:
+    """Return the bytes of weights, of a KV cache for `context` tokens, and of the largest forward pass."""
+    element = dtype.itemsize
+    kv_bytes = pages_for(context) * PAGE_TOKENS * config.kv_bytes_per_token(element)
+    chunk = min(PREFILL_CHUNK_TOKENS, context)
+    widest = 3 * config.hidden_size + 2 * config.q_size + 4 * config.kv_size + 3 * config.intermediate_size
+    workspace = 4 * (chunk * widest + 2 * config.vocab_size)
+    # Gathered keys and values of one layer in float32, and the attention mask or scores beside them.
+    workspace += context * (2 * config.kv_size * 4 + chunk * 4)
+    if dtype is not torch.float32 and not device.startswith("cuda"):
+        workspace += 4 * config.hidden_size * 2 * config.intermediate_size  # one matrix expanded for prefill
+    return MemoryReport(config.parameters * element, kv_bytes, workspace)
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that can be allocated on `device` now."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    return available_memory_bytes()
+
+
+def check_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: int, free: int) -> MemoryReport:
+    """Return the plan if it fits `free` bytes; else raise MemoryLimitError with the largest context that does."""
+    plan = plan_memory(config, dtype, device, context)
+    if plan.total_bytes <= free:
+        return plan
+    pages = pages_for(context)
+    while pages and plan_memory(config, dtype, device, pages * PAGE_TOKENS).total_bytes > free:
+        pages = pages // 2 if pages > 64 else pages - 1
+    largest = pages * PAGE_TOKENS
+    advice = (
+        f"the largest context that fits is about {largest} tokens: --ctx-size {largest}"
+        if largest
+        else "not even a short context fits: free memory or take a smaller model"
+    )
+    raise MemoryLimitError(
+        f"{format_bytes(plan.total_bytes)} are needed on {device} (weights {format_bytes(plan.weights_bytes)}, KV cache "
+        f"{format_bytes(plan.kv_bytes)} for {context} tokens, workspace {format_bytes(plan.workspace_bytes)}) but "
+        f"{format_bytes(free)} are free; {advice}",
+        plan.total_bytes,
+        free,
+        largest,
+    )
+
+
+def format_bytes(count: int) -> str:
+    """Return a byte count as people read it: decimal units, three digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:.0f} {unit}"
+    return f"{count} B"

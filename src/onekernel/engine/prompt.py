@@ -1,0 +1,41 @@
+"""What a caller hands in (text, token ids or messages) -> token ids and how to read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from onekernel.errors import ConfigError
+from onekernel.text.thinking import ThinkingSplitter
+from onekernel.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Text (taken as it is), token ids, or chat messages (rendered with the model's template)."""
+
+
+def is_one_prompt(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Return whether this is a single prompt rather than a list of them."""
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], (int, Mapping)))
+
+
+def encode(
+    tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]
+) -> tuple[tuple[int, ...], ThinkingSplitter | None]:
+    """Return token ids, and a splitter if the answer may think aloud (only with a chat template).
+
+    Raises ConfigError for something that is no prompt, TemplateError from the template.
+    """
+    if isinstance(prompt, str):
+        if template:
+            raise ConfigError(
+                f"{', '.join(template)} go to the chat template, but the prompt is plain text; give messages"
+            )
+        return tuple(tokenizer.encode_prompt(prompt)), None
+    if all(isinstance(part, Mapping) for part in prompt) and prompt:
+        messages = cast("Sequence[Message]", prompt)
+        ids = tuple(tokenizer.encode_chat(messages, **template))
+        return ids, tokenizer.thinking_splitter(ids)
+    if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
+        return tuple(cast("Sequence[int]", prompt)), None
+    raise ConfigError(f"a prompt is a string, a list of token ids or a list of messages, not {prompt!r:.80}")

@@ -1,0 +1,176 @@
+"""The public Python interface: load a model, generate, stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, cast, overload
+
+from onekernel.config import EngineConfig, ModelConfig, SamplingParams
+from onekernel.engine.engine import Deliver, Progress
+from onekernel.engine.load import Listener, Loaded, load_engine
+from onekernel.engine.prompt import Prompt, encode, is_one_prompt
+from onekernel.engine.request import CancelToken, Completion
+from onekernel.engine.stream import AnswerStream, AsyncAnswerStream, Submit
+from onekernel.text.tokenizer import Tokenizer
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+class LLM:
+    """A loaded model. Use it as a context manager, or call `close`, to free everything.
+
+    model: a local Hugging Face directory, a GGUF file, or a hub id. device: "auto", "cpu", "cuda" or "cuda:N".
+    dtype: "auto" (bf16, or float32 for a float32 checkpoint on a CPU), "bfloat16" or "float32". max_context: tokens of
+    prompt and answer together; None: the smaller of the model's maximum and 8,192; 0: the model's maximum.
+    load_format "dummy": random weights for a config.json or the name of a shipped configuration.
+
+    Raises ModelError, ConfigError, MemoryLimitError, DeviceError (see `onekernel.errors`).
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "bfloat16", "float32"] = "auto",
+        max_context: int | None = None,
+        backend: Literal["auto", "reference", "megakernel"] = "auto",
+        threads: int | None = None,
+        revision: str | None = None,
+        load_format: Literal["auto", "dummy"] = "auto",
+        listener: Listener | None = None,
+    ) -> None:
+        options = EngineConfig(device=device, dtype=dtype, max_context=max_context, backend=backend, threads=threads)
+        self._loaded = load_engine(str(model), options, revision=revision, load_format=load_format, listener=listener)
+
+    @property
+    def loaded(self) -> Loaded:
+        """The engine, its settings and how long each step of loading took."""
+        return self._loaded
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's dimensions."""
+        return self._loaded.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._loaded.engine.tokenizer
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._loaded.engine.backend.max_context
+
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **template: Any) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **template: Any
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **template: Any
+    ) -> Completion | list[Completion]:
+        """Answer one prompt, or a list of them in order.
+
+        A string or token ids are taken as they are; messages (`[{"role": "user", "content": ...}]`) go through the
+        chat template, to which `template` is passed. If one of a list fails, its error is raised and the rest is
+        cancelled.
+        """
+        if is_one_prompt(prompt):
+            return self.stream(cast("Prompt", prompt), params, **template).result()
+        streams: list[AnswerStream] = []
+        try:
+            for one in prompt:
+                streams.append(self.stream(cast("Prompt", one), params, **template))
+            return [stream.result() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.cancel()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        progress: Progress = _no_progress,
+        **template: Any,
+    ) -> AnswerStream:
+        """Start one answer and return its deltas; closing the iterator cancels it.
+
+        progress(done, total) counts prefilled prompt tokens, on the engine's thread.
+        """
+        return AnswerStream(self._submit(prompt, params, progress, template))
+
+    def close(self) -> None:
+        """Cancel what runs and free weights, cache and thread. A second call does nothing."""
+        self._loaded.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, progress: Progress, template: Mapping[str, Any]
+    ) -> Submit:
+        ids, splitter = encode(self.tokenizer, prompt, template)
+        engine = self._loaded.engine
+
+        def submit(deliver: Deliver) -> CancelToken:
+            return engine.submit(ids, params or SamplingParams(), deliver, progress=progress, splitter=splitter)
+
+        return submit
+
+
+class AsyncLLM:
+    """`LLM` for asyncio. `await AsyncLLM.load(...)` takes what `LLM` takes; use it with `async with`."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+
+    @classmethod
+    async def load(cls, model: str, **options: Any) -> Self:
+        """Load a model without blocking the loop."""
+        return cls(await asyncio.to_thread(LLM, model, **options))
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **template: Any) -> Completion:
+        """Answer one prompt; use asyncio.gather for several."""
+        stream = self.stream(prompt, params, **template)
+        try:
+            return await stream.result()
+        finally:
+            stream.cancel()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        progress: Progress = _no_progress,
+        **template: Any,
+    ) -> AsyncAnswerStream:
+        """Start one answer; iterate with `async for`, `aclose` or leaving `async with` cancels it."""
+        return AsyncAnswerStream(self.llm._submit(prompt, params, progress, template))
+
+    async def close(self) -> None:
+        """Free everything."""
+        await asyncio.to_thread(self.llm.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
