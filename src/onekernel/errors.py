@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class OnekernelError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -59,7 +61,15 @@ class NumericError(OnekernelError):
 
 
 class CompileError(OnekernelError):
-    """A kernel did not compile; carries the first compiler error, the options and the kept source's path."""
+    """A kernel did not compile; carries the first compiler error, the options and the kept source's folder."""
+
+    def __init__(
+        self, message: str, first_error: str = "", options: tuple[str, ...] = (), source_path: Path | None = None
+    ) -> None:
+        self.first_error = first_error
+        self.options = options
+        self.source_path = source_path
+        super().__init__(message)
 
 
 class DeviceError(OnekernelError):

@@ -1,0 +1,48 @@
+"""Every kernel of the package with representative constants: what the compile tests build for each architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onekernel.device.spec import KernelSpec, Pointer, Scalar
+
+AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
+"""For kernels with plain instructions only."""
+
+HOPPER_AND_UP = ("sm_90a", "sm_100", "sm_120")
+"""For kernels with bulk copies, mbarriers or clusters."""
+
+HOPPER_ONLY = ("sm_90a",)
+"""For kernels with wgmma or setmaxnreg."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A kernel and the architectures it must compile for, without spills and without stack."""
+
+    spec: KernelSpec
+    architectures: tuple[str, ...] = HOPPER_AND_UP
+
+    def for_arch(self, arch: str) -> KernelSpec:
+        """Return the spec for another architecture."""
+        return replace(self.spec, arch=arch)
+
+
+SELFCHECK = KernelSpec(
+    file="selfcheck.cu",
+    entry="selfcheck",
+    constants={"THREADS": 256},
+    params=(
+        Pointer("x", "float32", ("n",)),
+        Pointer("y", "float32", ("n",)),
+        Pointer("out", "float32", ("n",)),
+        Pointer("elements", "int32", ("ctas",)),
+        Scalar("n"),
+        Scalar("ctas"),
+        Scalar("scale", "f32"),
+    ),
+)
+
+KERNELS: dict[str, Registered] = {
+    "selfcheck": Registered(SELFCHECK, AMPERE_AND_UP),
+}
