@@ -190,7 +190,7 @@ class SamplingParams:
     temperature: float | None = None
     """0: greedy. Otherwise logits are divided by it; 0 to 100."""
     top_k: int | None = None
-    """Keep the k likeliest tokens; 0: all."""
+    """Keep the k likeliest tokens; 0: all. Where neither caller nor model says: 50, as in transformers."""
     top_p: float | None = None
     """Keep the smallest set of likeliest tokens whose probability reaches top_p; above 0, up to 1."""
     min_p: float | None = None
@@ -243,11 +243,16 @@ class SamplingParams:
     def resolve(self, generation_config: Mapping[str, Any]) -> Sampling:
         """Fill what is None from the model's generation_config.json, else with the neutral value; draw a seed if none.
 
-        As in transformers a generation_config without `do_sample: true` means greedy. Raises ConfigError if the
-        model's own value is out of range.
+        The result is that of transformers' `generate`, `do_sample` being `temperature > 0` if a temperature is given
+        (see `defaults_from`). Raises ConfigError if the model's own value is out of range.
         """
-        taken = {name: value for name, value in defaults_from(generation_config).items() if getattr(self, name) is None}
-        full = replace(self, **taken)
+        sample = None if self.temperature is None else self.temperature > 0
+        defaults = defaults_from(generation_config, sample)
+        taken = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        try:
+            full = replace(self, **taken)
+        except ConfigError as error:
+            raise ConfigError(f"in the model's generation_config.json: {error}") from error
         return Sampling(
             temperature=_or(full.temperature, 0.0),
             top_k=_or(full.top_k, 0),
@@ -291,12 +296,15 @@ class Sampling:
 _FROM_GENERATION_CONFIG = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def defaults_from(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling defaults a generation_config.json states, by the names of `SamplingParams`.
+def defaults_from(generation_config: Mapping[str, Any], sample: bool | None = None) -> dict[str, Any]:
+    """Return a model's sampling defaults, by the names of `SamplingParams`, as transformers' `generate` finds them.
 
-    Without `do_sample: true` transformers ignores the sampling values, and so do we: temperature is 0 then.
+    `sample` is whether the caller asked to sample; None: what `do_sample` in the generation_config says, else greedy.
+    When sampling, what the file does not state is temperature 1 and top_k 50; when greedy, the file's temperature,
+    top_k, top_p and min_p are ignored.
     """
-    sample = bool(generation_config.get("do_sample", False))
+    if sample is None:
+        sample = generation_config.get("do_sample") is True
     found: dict[str, Any] = {}
     for name in _FROM_GENERATION_CONFIG:
         value = generation_config.get(name)
@@ -304,8 +312,7 @@ def defaults_from(generation_config: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value
     if sample:
         found.setdefault("temperature", 1.0)
-        if generation_config.get("top_k") is None:
-            found["top_k"] = 50  # transformers' own default once sampling is on
+        found.setdefault("top_k", 50)
     return found
 
 
