@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from dataclasses import dataclass
@@ -57,4 +58,10 @@ def cache_dir() -> Path:
             path.mkdir(parents=True, exist_ok=True)
             if os.access(path, os.W_OK | os.X_OK):
                 return path
-    return Path(tempfile.mkdtemp(prefix="onekernel-cache-"))
+    fallback = Path(tempfile.mkdtemp(prefix="onekernel-cache-"))
+    logging.getLogger(__name__).warning(
+        "no writable cache folder (%s): compiled kernels go to %s and are lost with it",
+        ", ".join(map(str, candidates)) or "there is no home folder",
+        fallback,
+    )
+    return fallback

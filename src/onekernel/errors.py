@@ -73,7 +73,14 @@ class CompileError(OnekernelError):
 
 
 class DeviceError(OnekernelError):
-    """The device, its driver or a running kernel failed or does not meet what is needed."""
+    """The device, its driver or a running kernel failed or does not meet what is needed.
+
+    `context_lost` means that this process can no longer use the device: it must end and be started again.
+    """
+
+    def __init__(self, message: str, context_lost: bool = False) -> None:
+        self.context_lost = context_lost
+        super().__init__(message)
 
 
 class EngineClosedError(OnekernelError):

@@ -1,0 +1,123 @@
+"""A compiled kernel on a GPU: loaded whole, launched in microseconds."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from onekernel.device.arguments import bind
+from onekernel.device.cache import KernelCache, default_cache
+from onekernel.device.compile import Compiled
+from onekernel.device.driver import check, current, driver
+from onekernel.device.facts import DeviceFacts, facts
+from onekernel.device.kernel import Arg
+from onekernel.device.launch import LaunchShape, Prepared, check_resident, prepare
+from onekernel.device.spec import KernelSpec, Param, Pointer
+from onekernel.device.support import architecture, check_supported
+from onekernel.errors import DeviceError
+
+_FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x"}
+_SIZES = {"i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4}
+_SLOT_BYTES = 8
+"""Every argument lies in a slot of this size; the driver copies as many bytes as the kernel's parameter has."""
+
+
+class CudaKernel:
+    """One entry of one cubin in the primary context of one device, which torch uses too. See `kernel.Kernel`."""
+
+    def __init__(self, spec: KernelSpec, compiled: Compiled, found: DeviceFacts, cuda: Any = None) -> None:
+        self.spec = spec
+        self.compiled = compiled
+        self.device = torch.device("cuda", found.index)
+        self._facts = found
+        self._cuda = cuda = cuda or driver()
+        self._packer = struct.Struct("<" + "".join(_format(param) for param in spec.params))
+        handle = check(cuda.cuDeviceGet(found.index), f"opening {self.device}", cuda)
+        self._context = check(cuda.cuDevicePrimaryCtxRetain(handle), f"opening {self.device}", cuda)
+        self._prepared: dict[tuple[LaunchShape, int], Prepared] = {}
+        with current(self._context, cuda):
+            self._function = self._load()
+
+    def launch(
+        self,
+        grid: int,
+        block: int,
+        args: Sequence[Arg],
+        *,
+        shared_bytes: int = 0,
+        cluster: int = 1,
+        cooperative: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Start the kernel; see `kernel.Kernel.launch`. A launch of a known shape costs a few microseconds."""
+        values = bind(self.spec, self.device, args)
+        handle = (stream or torch.cuda.current_stream(self.device)).cuda_stream
+        slots = ctypes.create_string_buffer(max(self._packer.size, 1))
+        self._packer.pack_into(slots, 0, *values)
+        first = ctypes.addressof(slots)
+        addresses = (ctypes.c_void_p * len(values))(*(first + _SLOT_BYTES * i for i in range(len(values))))
+        cuda = self._cuda
+        with current(self._context, cuda):
+            config = self._launchable(LaunchShape(grid, block, shared_bytes, cluster, cooperative), handle)
+            result = cuda.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0)
+            check(result, f"launching kernel {self.spec.entry}", cuda)
+
+    def resident_ctas(self, block: int, *, shared_bytes: int = 0, cluster: int = 1) -> int:
+        """Return how many CTAs of this shape the device holds at once; with clusters it differs from chip to chip."""
+        shape = LaunchShape(cluster, block, shared_bytes, cluster)
+        with current(self._context, self._cuda):
+            return prepare(self.spec.entry, self._function, shape, 0, self._facts, self._cuda).resident_ctas
+
+    def _launchable(self, shape: LaunchShape, stream: int) -> Any:
+        prepared = self._prepared.get((shape, stream))
+        if prepared is None:
+            prepared = prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
+            check_resident(self.spec.entry, shape, prepared.resident_ctas, self._facts)
+            self._prepared[shape, stream] = prepared
+        return prepared.config
+
+    def _load(self) -> Any:
+        """Load the cubin and finish it now: a lazy load at the first launch would wait for a running kernel to end."""
+        cuda, entry = self._cuda, self.spec.entry
+        doing = f"loading kernel {entry}"
+        self._library = check(cuda.cuLibraryLoadData(self.compiled.cubin, [], [], 0, [], [], 0), doing, cuda)
+        kernel = check(cuda.cuLibraryGetKernel(self._library, entry.encode()), doing, cuda)
+        self._check_params(kernel)
+        function = check(cuda.cuKernelGetFunction(kernel), doing, cuda)
+        check(cuda.cuFuncLoad(function), doing, cuda)
+        return function
+
+    def _check_params(self, kernel: Any) -> None:
+        """Compare `spec.params` with the compiled entry: a forgotten parameter would read past the arguments."""
+        expected = [8 if isinstance(param, Pointer) else _SIZES[param.kind] for param in self.spec.params]
+        sizes: list[int] = []
+        while len(sizes) <= len(expected):
+            status, _, size = self._cuda.cuKernelGetParamInfo(kernel, len(sizes))
+            if int(status) != 0:
+                break
+            sizes.append(int(size))
+        if sizes != expected:
+            raise DeviceError(
+                f"kernel {self.spec.entry} was compiled with parameters of {sizes} bytes, its spec states {expected}; "
+                f"correct the params of the spec"
+            )
+
+
+def load_kernel(spec: KernelSpec, device: str = "cuda", cache: KernelCache | None = None) -> CudaKernel:
+    """Compile (or find in the cache) and load a kernel for a device, for that device's own architecture.
+
+    Raises DeviceError for an unsupported device or driver, before compiling, and CompileError for a faulty source.
+    """
+    found = facts(device)
+    check_supported(found)
+    spec = replace(spec, arch=architecture(found))
+    return CudaKernel(spec, (cache or default_cache()).get(spec), found)
+
+
+def _format(param: Param) -> str:
+    return "Q" if isinstance(param, Pointer) else _FORMATS[param.kind]
