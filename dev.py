@@ -147,7 +147,7 @@ def install(extra: str) -> None:
     same = have.get("key") == key and PYTHON.exists()
     if not same or extra not in have["extras"]:
         make_venv()
-        if not (VENV / "lib").glob("python*/site-packages/torch/version.py"):
+        if not any((VENV / "lib").glob("python*/site-packages/torch/version.py")):
             check_disk(find_torch())
         say(f"installing onekernel[{extra}] into {VENV}")
         pip("install", *constraint_options(), "--editable", f".[{extra}]")
@@ -159,8 +159,8 @@ def install(extra: str) -> None:
 def make_venv() -> None:
     """Create .venv unless a working one of this Python's version is there."""
     if PYTHON.exists():
-        probe = [PYTHON, "-c", "import pip, sys; print(*sys.version_info[:2])"]
-        found = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.split()
+        probe = "import pip, sys; print(*sys.version_info[:2])"  # a half-made environment has no pip
+        found = subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False).stdout.split()
         if found == [str(part) for part in sys.version_info[:2]]:
             return
     say(f"creating {VENV} with Python {platform.python_version()}")
@@ -350,6 +350,12 @@ def faults(options: argparse.Namespace) -> int:
     return python("-m", "tests.faults", *options.ids)
 
 
+def tables(options: argparse.Namespace) -> int:
+    """Write the tables of README.md from results/*.json."""
+    install("dev")
+    return python("-m", "benchmarks.tables")
+
+
 def clean(options: argparse.Namespace) -> int:
     """Remove .venv (with the demo model), caches and build output."""
     for name in (".venv", "build", "dist", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"):
@@ -366,6 +372,7 @@ COMMANDS = {
     "types": types,
     "fix": fix,
     "faults": faults,
+    "tables": tables,
     "clean": clean,
 }
 
