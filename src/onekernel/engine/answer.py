@@ -56,14 +56,10 @@ class Answer:
 
     def finish(self, reason: FinishReason) -> list[Delta]:
         """Flush what was held back and close with `reason`, unless the answer has stopped already."""
-        deltas: list[Delta] = []
-        if self._stops.hit is None:
-            rest = self._stops.push(self._detokenizer.finish())
-            if self._stops.hit is None:
-                rest += self._stops.flush()
-            elif self.finish_reason is None:
-                self.finish_reason = "stop"
-            deltas = self._deltas(rest, (), ())
+        rest = self._stops.push(self._detokenizer.finish()) + self._stops.flush()
+        if self._stops.hit is not None:
+            self.finish_reason = "stop"
+        deltas = self._deltas(rest, (), ())
         if self._splitter is not None:
             deltas += [self._note(text, thinking) for text, thinking in self._splitter.flush() if text]
         self.finish_reason = self.finish_reason or reason

@@ -163,8 +163,8 @@ class Engine:
             if self.backend.device.startswith("cuda"):
                 torch.cuda.empty_cache()
             told: BaseException = MemoryLimitError(
-                f"out of memory on {self.backend.device} during this request; others go on. Ask for a shorter answer or "
-                f"start with a smaller --ctx-size (now {self.backend.max_context}). {error}",
+                f"out of memory on {self.backend.device} during this request; others go on. Ask for a shorter answer "
+                f"or start with a smaller --ctx-size (now {self.backend.max_context}). {error}",
                 0,
                 0,
                 0,

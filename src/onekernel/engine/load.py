@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from onekernel.config import EngineConfig, ModelConfig, context_tokens, defaults_from
-from onekernel.device.facts import resolve_device
 from onekernel.device.host import default_threads
+from onekernel.device.resolve import resolve_device
 from onekernel.engine.engine import Engine
 from onekernel.engine.memory import check_memory, format_bytes, free_memory, pages_for
 from onekernel.engine.reference_backend import ReferenceBackend
@@ -79,7 +79,8 @@ def load_engine(
     clock = _Clock(listener)
     torch.set_num_threads(options.threads or default_threads())
     with clock.step("open"):
-        device, reason = resolve_device(options.device)
+        resolved = resolve_device(options.device)
+        device = resolved.device
         checkpoint = open_checkpoint(model, revision=revision, load_format=load_format, progress=listener.note)
         settings = checkpoint.settings
         config = model_config(settings.config)
@@ -91,7 +92,7 @@ def load_engine(
     backend_name = _backend(options, device)
     for note in settings.notes:
         listener.note(note)
-    listener.note(f"device {device} ({reason}), backend {backend_name}, {str(dtype).removeprefix('torch.')}")
+    listener.note(f"device {device} ({resolved.reason}), backend {backend_name}, {str(dtype).removeprefix('torch.')}")
     listener.note(
         f"context {context} of {config.context_limit} tokens; memory: weights {format_bytes(memory.weights_bytes)}, "
         f"KV cache {format_bytes(memory.kv_bytes)}, workspace {format_bytes(memory.workspace_bytes)}"
