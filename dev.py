@@ -297,7 +297,7 @@ def quick_steps(options: argparse.Namespace) -> dict[str, list[str]]:
         "pip check": ["pip", "check"],
         **LINT,
         **TYPES,
-        "tests": ["pytest", "-n", "2", "-m", "not slow", *strict],
+        "tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "not slow", *strict],
     }
 
 

@@ -1,0 +1,23 @@
+"""Ask several questions at once from asyncio: python examples/several.py MODEL"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from onekernel import AsyncLLM, SamplingParams
+
+QUESTIONS = ("What is the capital of Italy?", "What is the capital of Spain?")
+
+
+async def main() -> None:
+    params = SamplingParams(temperature=0, max_tokens=16)
+    async with await AsyncLLM.load(sys.argv[1]) as llm:
+        answers = await asyncio.gather(
+            *(llm.generate([{"role": "user", "content": question}], params) for question in QUESTIONS)
+        )
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        print(question, answer.text)
+
+
+asyncio.run(main())
