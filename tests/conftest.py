@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -15,6 +16,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+
+# No deadline: the machines are noisy. In CI the same examples every time.
+settings.register_profile("onekernel", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("onekernel")
 
 
 @pytest.fixture(scope="session")
