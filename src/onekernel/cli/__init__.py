@@ -1,1 +1,1 @@
-"""The command line: parse, call, print. The only place that prints."""
+"""The `onekernel` command: one file per subcommand; parse, call, print. The only place that prints."""

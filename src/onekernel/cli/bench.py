@@ -1,0 +1,86 @@
+"""Measure prefill and decode with llama-bench's tests.
+
+pp512 is a prompt of 512 tokens up to its first answer token, tg128 is 128 decode steps, pp512+tg128 both together, and
+@ d4096 means after 4096 tokens. Token ids are random, the same at every run. GB/s is the weights' bytes that the
+decode steps read per second. Shipped configurations need no weights: onekernel bench Llama-3.2-1B --load-format dummy
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from onekernel.cli.console import Console
+from onekernel.cli.flags import add_model
+from onekernel.errors import ConfigError
+
+HELP = "measure prefill and decode"
+USAGE = "MODEL [-p N,...] [-n N,...] [-pg N,N] [-d N,...] [-r N] [options]"
+
+FORMATS = ("md", "table", "csv", "json", "jsonl")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+
+    def counts(*names: str, help: str) -> None:
+        parser.add_argument(*names, metavar="N,...", type=_counts, action="append", help=help)
+
+    counts("-p", "--n-prompt", help="prompt tokens (default 512; 0: no such test)")
+    counts("-n", "--n-gen", help="decode steps (default 128; 0: no such test)")
+    parser.add_argument(
+        "-pg", metavar="N,N", type=_pair, action="append", default=[], help="a prompt and decode steps, timed together"
+    )
+    counts("-d", "--n-depth", help="tokens in the cache before (default 0)")
+    parser.add_argument(
+        "-r", "--repetitions", metavar="N", type=int, default=5, help="runs of each test that count (default 5)"
+    )
+    parser.add_argument("--no-warmup", action="store_true", help="leave out the run before those that count")
+    parser.add_argument("-o", "--output", choices=FORMATS, default="md", help="format (default md, a table)")
+    parser.add_argument("--json", action="store_true", help="the same as -o json")
+    add_model(parser)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; return the exit code."""
+    if args.repetitions < 1:
+        raise ConfigError(f"--repetitions is {args.repetitions}; it must be at least 1")
+    if args.json and args.output not in ("md", "json"):
+        raise ConfigError(f"--json and --output {args.output} contradict each other; give one")
+
+    from onekernel.cli.bench_output import Row, writer
+    from onekernel.cli.session import open_llm
+    from onekernel.measure.bench import plan_tests, run_test
+
+    tests = plan_tests(_joined(args.n_prompt, 512), _joined(args.n_gen, 128), args.pg, _joined(args.n_depth, 0))
+    write = writer("json" if args.json else args.output, console)
+    with open_llm(args, console, max_context=max(test.context for test in tests)) as llm:
+        rows = []
+        for number, test in enumerate(tests):
+            console.progress(f"{test.name}", number, len(tests))
+            result = run_test(llm.loaded.engine, test, args.repetitions, warm_up=not args.no_warmup)
+            console.clear_bar()
+            rows.append(Row.of(result, llm.loaded))
+            write.row(rows[-1])
+        write.end(rows)
+    return 0
+
+
+def _joined(lists: list[list[int]] | None, default: int) -> list[int]:
+    return [count for part in lists or [[default]] for count in part]
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [-1]
+    if min(counts) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 128,512")
+    return counts
+
+
+def _pair(text: str) -> tuple[int, int]:
+    pair = _counts(text)
+    if len(pair) != 2 or 0 in pair:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a prompt and an answer length such as 512,128")
+    return pair[0], pair[1]

@@ -1,0 +1,88 @@
+"""Say what a model is and what a token costs, from its headers alone; no weights are read.
+
+The last line is the limit: no decoder that reads each weight once per token can be faster than the memory allows. The
+memory's speed is measured on this device in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from onekernel.cli.console import Console
+from onekernel.cli.flags import add_model, engine_config, model_name
+
+if TYPE_CHECKING:
+    from onekernel.cli.model_facts import ModelFacts
+
+HELP = "what a model is and what a token costs"
+USAGE = "MODEL [options]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_model(parser, running=False)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; return the exit code."""
+    name, options = model_name(args), engine_config(args)
+
+    import json
+    from dataclasses import asdict
+
+    from onekernel.cli.model_facts import read_facts
+
+    facts = read_facts(name, options, revision=args.revision, load_format=args.load_format, listener=console.listener())
+    if args.json:
+        console.data(json.dumps(asdict(facts), indent=1))
+    else:
+        for label, value in describe(facts):
+            console.data(f"{label:14} {value}")
+    return 0
+
+
+def describe(facts: ModelFacts) -> list[tuple[str, str]]:
+    """Return (label, value) lines for people."""
+    from onekernel.engine.memory import format_bytes
+
+    config = facts.config
+    heads = f"{config.num_attention_heads} heads, {config.num_key_value_heads} KV heads of {config.head_dim}"
+    extras = [
+        ("tied embeddings", config.tie_word_embeddings),
+        ("QKV bias", config.qkv_bias),
+        ("QK-norm", config.qk_norm),
+    ]
+    stored = ", ".join(f"{count} {kind}" for kind, count in facts.stored_types.items())
+    scaling = config.rope_scaling
+    stretch = "" if scaling.kind == "default" else f", {scaling.kind} scaling by {scaling.factor:g}"
+    thinking = f"yes, {facts.thinking_tags[0]} ... {facts.thinking_tags[1]}" if facts.thinking_tags else "no"
+    decode = f"{format_bytes(facts.weight_bytes_per_token)} of weights"
+    return [
+        ("model", f"{facts.name} ({facts.source})"),
+        ("architecture", ", ".join([config.architecture, *(name for name, has in extras if has)])),
+        (
+            "dimensions",
+            f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, intermediate {config.intermediate_size}, "
+            f"{heads}, vocabulary {config.vocab_size}",
+        ),
+        ("parameters", f"{facts.parameters:,}"),
+        ("in the files", f"{format_bytes(facts.stored_bytes)}: {stored} tensors"),
+        ("in memory", f"{format_bytes(facts.memory_bytes)} as {facts.dtype}"),
+        ("context", f"{facts.context_limit} tokens, RoPE base {config.rope_theta:g}{stretch}"),
+        (
+            "KV cache",
+            f"{format_bytes(facts.kv_bytes_per_token)} per token, "
+            f"{format_bytes(facts.kv_bytes_per_token * facts.context_limit)} for the whole context",
+        ),
+        ("chat template", "yes" if facts.chat_template else "no"),
+        ("thinking", thinking),
+        ("ends at ids", ", ".join(map(str, facts.eos_token_ids)) or "none"),
+        ("read per token", f"{decode}, and the KV cache so far"),
+        (
+            "limit",
+            f"{facts.limit_tokens_per_s:.1f} tok/s on {facts.device} reading {facts.read_gbps:.1f} GB/s "
+            f"({facts.limit_tokens_per_s_full_context:.1f} at the end of the context)",
+        ),
+    ]

@@ -1,0 +1,116 @@
+"""Parse the command line, run one command, and turn what goes wrong into one line and an exit code.
+
+Exit codes: 0 success, 1 failure, 2 usage (a flag or a value is wrong), 130 interrupted. Nothing heavy is imported
+here or by the commands' `add_arguments`: `--help` and usage errors are immediate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from onekernel import __version__
+from onekernel.cli import bench, chat, env, generate, info, perplexity
+from onekernel.cli.console import Console
+from onekernel.errors import ConfigError, OnekernelError
+
+if TYPE_CHECKING:
+    import logging
+
+COMMANDS: dict[str, ModuleType] = {
+    "generate": generate,
+    "chat": chat,
+    "bench": bench,
+    "perplexity": perplexity,
+    "info": info,
+    "env": env,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line; each command sets `run` to its function."""
+    parser = argparse.ArgumentParser(
+        prog="onekernel",
+        usage="%(prog)s COMMAND [options]",
+        description="Generate text on one GPU at the memory limit, or anywhere on the PyTorch reference.",
+        epilog="`onekernel COMMAND --help` lists a command's options.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"onekernel {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            usage=f"onekernel {name} {module.USAGE}",
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+        command.add_argument("-v", "--verbose", action="store_true", help="say more, and show tracebacks")
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; a usage error and `--help` raise SystemExit, as argparse does."""
+    args = build_parser().parse_args(argv)
+    console = Console(verbose=args.verbose)
+    try:
+        _set_up_logging(args.verbose)
+        code: int = args.run(args, console)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of stdout has gone, as in `onekernel generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush at exit
+        return 1
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return 130
+    except OnekernelError as error:
+        console.error(str(error))
+        return 2 if isinstance(error, ConfigError) else 1
+    except Exception as error:
+        _report_unexpected(error, args.verbose, console)
+        return 1
+    finally:
+        console.clear_bar()
+
+
+def _report_unexpected(error: Exception, verbose: bool, console: Console) -> None:
+    if verbose:
+        import traceback
+
+        console.note(traceback.format_exc().rstrip())
+    hint = "" if verbose else " (-v shows where)"
+    if isinstance(error, ImportError):
+        hint = f"; `onekernel env` shows what is installed{hint}"
+    console.error(f"{type(error).__name__}: {error}{hint}")
+
+
+def _set_up_logging(verbose: bool) -> None:
+    """Send the log to stderr, one line a record; tracebacks only with -v."""
+    import logging
+
+    from onekernel.env import get
+
+    level = (get("ONEKERNEL_LOG") or "warning").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"ONEKERNEL_LOG is {level.lower()!r}; it must be debug, info, warning or error")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    if not verbose:
+        handler.addFilter(_without_traceback)
+    logger = logging.getLogger("onekernel")
+    logger.handlers = [handler]
+    logger.setLevel(level)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = record.exc_text = None
+    return True
