@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,6 +89,24 @@ class ReferenceBackend:
             yield DecodedToken(choice.token_id, choice.logprob, choice.top)
             if choice.token_id in stop_ids:
                 return
+
+    def logits(self, tokens: Sequence[int], first: int) -> Iterator[torch.Tensor]:
+        """Yield logits, (n, vocab_size) float32, that follow tokens[first], tokens[first + 1], ... chunk by chunk.
+
+        For measuring, while no request runs. Chunks begin at `first`, so that none is larger than a prefill chunk.
+        """
+        own = _own(self.open(tokens, len(tokens)))
+        try:
+            while own.length < len(tokens):
+                stop = first if own.length < first else len(tokens)
+                chunk = own.tokens[own.length : min(own.length + PREFILL_CHUNK_TOKENS, stop)]
+                if own.length < first:
+                    self.model.extend(chunk, self._place(own))
+                else:
+                    yield self.model.logits(chunk, self._place(own))
+                own.length += len(chunk)
+        finally:
+            self.release(own)
 
     def release(self, sequence: SequenceState) -> None:
         """Give the sequence's pages back."""
