@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from onekernel.cli.console import Console
-from onekernel.cli.flags import add_model
+from onekernel.cli.flags import add_model, engine_config, model_name
 from onekernel.errors import ConfigError
 
 HELP = "measure prefill and decode"
@@ -47,17 +47,23 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.json and args.output not in ("md", "json"):
         raise ConfigError(f"--json and --output {args.output} contradict each other; give one")
 
+    from onekernel.measure.workload import plan_workloads
+
+    counts = _joined(args.n_prompt, 512), _joined(args.n_gen, 128), args.pg, _joined(args.n_depth, 0)
+    workloads = plan_workloads(*counts)
+    model_name(args)
+    engine_config(args)  # a usage error in either comes before the imports below
+
     from onekernel.cli.bench_output import Row, writer
     from onekernel.cli.session import open_llm
-    from onekernel.measure.bench import plan_tests, run_test
+    from onekernel.measure.bench import time_workload
 
-    tests = plan_tests(_joined(args.n_prompt, 512), _joined(args.n_gen, 128), args.pg, _joined(args.n_depth, 0))
     write = writer("json" if args.json else args.output, console)
-    with open_llm(args, console, max_context=max(test.context for test in tests)) as llm:
+    with open_llm(args, console, max_context=max(workload.context for workload in workloads)) as llm:
         rows = []
-        for number, test in enumerate(tests):
-            console.progress(f"{test.name}", number, len(tests))
-            result = run_test(llm.loaded.engine, test, args.repetitions, warm_up=not args.no_warmup)
+        for number, workload in enumerate(workloads):
+            console.progress(workload.name, number, len(workloads))
+            result = time_workload(llm.loaded.engine, workload, args.repetitions, warm_up=not args.no_warmup)
             console.clear_bar()
             rows.append(Row.of(result, llm.loaded))
             write.row(rows[-1])

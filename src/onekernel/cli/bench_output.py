@@ -53,8 +53,8 @@ class Row:
     @classmethod
     def of(cls, result: Result, loaded: Loaded) -> Row:
         """Return the row of a result on a loaded model."""
-        test, backend, config = result.test, loaded.engine.backend, loaded.config
-        decode_only = test.n_prompt == 0
+        work, backend, config = result.workload, loaded.engine.backend, loaded.config
+        decode_only = work.n_prompt == 0
         read_bytes = config.parameters_read_per_token * loaded.dtype.itemsize
         return cls(
             version=__version__,
@@ -66,10 +66,10 @@ class Row:
             device=backend.device,
             dtype=str(loaded.dtype).removeprefix("torch."),
             n_threads=torch.get_num_threads(),
-            test=test.name,
-            n_prompt=test.n_prompt,
-            n_gen=test.n_gen,
-            n_depth=test.depth,
+            test=work.name,
+            n_prompt=work.n_prompt,
+            n_gen=work.n_gen,
+            n_depth=work.depth,
             test_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             avg_ts=result.mean,
             stddev_ts=result.deviation,

@@ -61,6 +61,10 @@ class ReferenceBackend:
         while own.length < total and not cancel.is_set:
             end = min(own.length + PREFILL_CHUNK_TOKENS, total)
             self.model.extend(own.tokens[own.length : end], self._place(own))
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(
+                    self.model.device
+                )  # a chunk is done, not queued, when progress and cancel see it
             own.length = end
             progress(end, total)
 
