@@ -1,0 +1,87 @@
+// A ring of stages in shared memory: one producer thread fills them with bulk copies, consumer warps empty them.
+//
+// Every stage is filled and emptied by the same threads in every round. That is a rule, not a habit: a wait sees only the
+// parity of a round, so a warp that skipped a stage in one round could take round r - 2 for round r.
+#pragma once
+
+#include "ptx/bulk.cuh"
+#include "ptx/fence.cuh"
+#include "tile/spin.cuh"
+
+// A position in the endless sequence of stages.
+template <u32 STAGES>
+struct Cursor {
+  u32 stage = 0, round = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      round++;
+    }
+  }
+};
+
+template <u32 STAGES, u32 STAGE_BYTES, u32 CONSUMER_WARPS>
+struct Ring {
+  u8* stages;        // (STAGES, STAGE_BYTES), 128-byte aligned
+  Mbarrier* landed;  // (STAGES): one arrival, by the producer, and the bytes of the copy
+  Mbarrier* freed;   // (STAGES): one arrival by each consumer warp
+
+  static constexpr u32 BYTES = STAGES * (STAGE_BYTES + 2 * sizeof(Mbarrier));
+
+  __device__ __forceinline__ explicit Ring(u8* shared)
+      : stages(shared), landed(reinterpret_cast<Mbarrier*>(shared + STAGES * STAGE_BYTES)), freed(landed + STAGES) {}
+
+  // One thread; a CTA barrier follows.
+  __device__ __forceinline__ void init() {
+    for (u32 i = 0; i < STAGES; i++) {
+      mbarrier_init(&landed[i], 1);
+      mbarrier_init(&freed[i], CONSUMER_WARPS);
+    }
+    fence_mbarrier_init();
+  }
+
+  // Consumer warps: waits until the stage's bytes are there.
+  __device__ __forceinline__ bool take(const Watch& watch, const Cursor<STAGES>& at) {
+    return spin_mbarrier(watch, Wait::LANDED, at.stage, &landed[at.stage], at.round & 1);
+  }
+
+  // Consumer warps: after the last read of the stage by any lane.
+  __device__ __forceinline__ void free(const Cursor<STAGES>& at) {
+    __syncwarp();
+    if (lane_index() == 0) mbarrier_arrive(&freed[at.stage]);
+  }
+};
+
+// The producer's side. `window` bounds the stages on their way to what the memory needs to be busy: a ring full of
+// requests would make every small access (tags, values) wait behind microseconds of weights.
+template <u32 STAGES, u32 STAGE_BYTES, u32 CONSUMER_WARPS>
+struct Producer {
+  Ring<STAGES, STAGE_BYTES, CONSUMER_WARPS> ring;
+  u32 window;              // 1 to STAGES
+  Cursor<STAGES> at;       // the next stage to fill
+  Cursor<STAGES> pending;  // the oldest stage that may not have landed
+  u32 in_flight = 0;
+
+  // Starts the copy of the next stage once it is free and fewer than `window` are on their way. False: give up.
+  __device__ __forceinline__ bool fill(const Watch& watch, const u8* source, u32 bytes) {
+    if (at.round > 0 && !spin_mbarrier(watch, Wait::FREED, at.stage, &ring.freed[at.stage], (at.round - 1) & 1))
+      return false;
+    if (in_flight == window) {
+      if (!spin_mbarrier(watch, Wait::LANDED, pending.stage, &ring.landed[pending.stage], pending.round & 1)) return false;
+      pending.advance();
+      in_flight--;
+    }
+    mbarrier_arrive_expect(&ring.landed[at.stage], bytes);
+    bulk_copy(ring.stages + at.stage * STAGE_BYTES, source, bytes, &ring.landed[at.stage], CachePolicy::EVICT_FIRST);
+    at.advance();
+    in_flight++;
+    return true;
+  }
+
+  // Waits for all copies on their way. A CTA that ended before would have its shared memory written to afterwards.
+  __device__ __forceinline__ void drain() {
+    for (; in_flight > 0; in_flight--, pending.advance())
+      drain_mbarrier(&ring.landed[pending.stage], pending.round & 1);
+  }
+};
