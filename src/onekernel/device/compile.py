@@ -88,8 +88,8 @@ def choose_compiler(backend: Literal["nvrtc", "nvcc"] | None = None) -> Compiler
 
 
 def cache_key(spec: KernelSpec, compiler: Compiler) -> str:
-    """Return the hash of all that decides the cubin: both texts, the options with the architecture, the compiler."""
-    parts = (render(spec), included_text(spec), *compiler.options(spec), compiler.version, spec.arch)
+    """Return the hash of the entry and all that decides the cubin: both texts, options, architecture, compiler."""
+    parts = (spec.entry, render(spec), included_text(spec), *compiler.options(spec), compiler.version, spec.arch)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
