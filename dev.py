@@ -29,7 +29,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "onekernel-installed.json"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-DISK_GB = {"CPU": 1.5, "CUDA": 7.0}
+DISK_GB = {"CPU": 2.0, "CUDA": 7.0}
 """Free disk one build of torch needs, with everything else that is installed: .venv and what pip unpacks meanwhile."""
 
 
@@ -56,7 +56,7 @@ SMOLLM2 = Model(
 
 
 class Torch(NamedTuple):
-    """The torch that pip would install: its version, "" if pip could not say, and its build, CPU or CUDA."""
+    """The torch that pip would install: its version and its build, CPU or CUDA."""
 
     version: str
     build: str
@@ -159,16 +159,17 @@ def install(extra: str) -> None:
 def make_venv() -> None:
     """Create .venv unless a working one of this Python's version is there."""
     if PYTHON.exists():
-        probe = "import pip, sys; print(*sys.version_info[:2])"  # a half-made environment has no pip
-        found = subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False).stdout.split()
-        if found == [str(part) for part in sys.version_info[:2]]:
+        # A half-made environment has no pip, or is none: its Python would install for the whole machine.
+        probe = "import pip, sys; print(sys.prefix, sys.version_info[:2])"
+        found = subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False, env=environment())
+        if found.stdout.strip() == f"{VENV} {sys.version_info[:2]}":
             return
     say(f"creating {VENV} with Python {platform.python_version()}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True, env=environment())
 
 
-def find_torch() -> Torch:
-    """Ask pip which torch it would install: nothing is installed, and with PyPI only metadata is fetched."""
+def find_torch() -> Torch | None:
+    """Ask pip which torch it would install (with PyPI only metadata is fetched); None if it cannot say."""
     import tomllib
 
     say("asking pip which torch it would install")
@@ -184,7 +185,7 @@ def find_torch() -> Torch:
         except (OSError, ValueError, LookupError):
             reason = (done.stderr.strip() or "no report").splitlines()[-1]
             say(f"pip could not say ({reason})")
-            return Torch("", "CPU")
+            return None
     requires = metadata.get("requires_dist", [])
     return Torch(metadata["version"], torch_build(metadata["version"], requires, platform.system()))
 
@@ -197,14 +198,15 @@ def torch_build(version: str, requires: list[str], system: str) -> str:
     return "CUDA" if any(line.startswith(("nvidia-", "cuda-toolkit", "triton")) for line in requires) else "CPU"
 
 
-def check_disk(torch: Torch) -> None:
-    """Say which torch comes and what it takes; stop if the disk is too full for it."""
-    needed_gb, free_gb = DISK_GB[torch.build], shutil.disk_usage(ROOT).free / 1e9
-    name = f"torch {torch.version} ({torch.build} build)" if torch.version else "torch"
-    say(f"{name} and the rest take about {needed_gb:g} GB; {free_gb:.1f} GB are free in {ROOT}")
-    if torch.build == "CUDA" and not has_nvidia_driver():
+def check_disk(torch: Torch | None) -> None:
+    """Say which torch comes and what it takes; stop if the disk is too full for it, or for the smaller build."""
+    needed_gb, free_gb = DISK_GB[torch.build if torch else "CPU"], shutil.disk_usage(ROOT).free / 1e9
+    name = f"torch {torch.version} ({torch.build} build)" if torch else "the CPU build of torch"
+    rest = "" if torch else f", its CUDA build about {DISK_GB['CUDA']:g} GB"
+    say(f"{name} and the rest take about {needed_gb:g} GB{rest}; {free_gb:.1f} GB are free in {ROOT}")
+    if torch and torch.build == "CUDA" and not has_nvidia_driver():
         say(
-            "no NVIDIA driver was found; the CPU build is 5.5 GB smaller: start again with "
+            "no NVIDIA driver was found; the CPU build is 5 GB smaller: start again with "
             f"PIP_EXTRA_INDEX_URL={CPU_INDEX} in the environment if you have no GPU"
         )
     if free_gb < needed_gb:

@@ -105,6 +105,32 @@ def test_the_disk_is_named_and_a_full_one_stops(
     dev.check_disk(dev.Torch("2.13.0+cpu", "CPU"))
 
 
+def test_what_pip_cannot_say_is_left_open(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    disk(monkeypatch, 3, driver=False)
+    dev.check_disk(None)
+    assert "take about 2 GB, its CUDA build about 7 GB; 3.0 GB are free" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("prefix", "made"), [("{venv} (3, 11)", False), ("/usr (3, 11)", True), ("", True)])
+def test_only_a_working_environment_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, made: bool
+) -> None:
+    """A Python under .venv that is the system's own would install for the whole machine; one without pip cannot."""
+    monkeypatch.setattr(dev, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(dev, "PYTHON", tmp_path / "python")
+    (tmp_path / "python").touch()
+    monkeypatch.setattr(dev.sys, "version_info", (3, 11))
+    commands: list[list[str | Path]] = []
+
+    def run(command: list[str | Path], **options: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(stdout=prefix.format(venv=tmp_path / ".venv") + "\n")
+
+    monkeypatch.setattr(dev.subprocess, "run", run)
+    dev.make_venv()
+    assert (commands[-1][1:] == ["-m", "venv", "--clear", tmp_path / ".venv"]) == made
+
+
 @pytest.mark.parametrize(
     ("build", "driver", "hint"), [("CUDA", False, True), ("CUDA", True, False), ("CPU", False, False)]
 )
