@@ -64,7 +64,7 @@ class ReferenceBackend:
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(
                     self.model.device
-                )  # a chunk is done, not queued, when progress and cancel see it
+                )  # done, not queued, when progress and cancel look
             own.length = end
             progress(end, total)
 

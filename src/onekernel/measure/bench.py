@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
