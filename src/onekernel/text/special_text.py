@@ -70,7 +70,7 @@ class SpecialText:
         free = _unused([*_strings(content), *self._id_of])
         stand_ins = {text[0]: next(free) for text in self._id_of if text}
         rendered = render(_Disguise(self._pattern, stand_ins))
-        free = _unused([rendered, *self._id_of])
+        free = _unused([rendered, *self._id_of, *stand_ins.values()])
         aliases = {text: next(free) for text in set(self._pattern.findall(rendered))}
         prompt = self._pattern.sub(lambda match: aliases[match[0]], rendered)
         for original, stand_in in stand_ins.items():

@@ -67,11 +67,13 @@ class TokenBytes:
 
     def of_first(self, token_id: int) -> bytes:
         """Return the bytes of a token that begins a text, without the space SentencePiece puts before every text."""
+        piece = self.of(token_id)
         if self._leading == "one space":
-            return self.of(token_id).removeprefix(b" ")
-        if self._leading == "all spaces":
-            return (self._backend.id_to_token(token_id) or "").replace(METASPACE, "").encode()
-        return self.of(token_id)
+            return piece.removeprefix(b" ")
+        token = self._backend.id_to_token(token_id) or ""
+        if self._leading == "all spaces" and METASPACE in token:
+            return token.replace(METASPACE, "").encode()
+        return piece
 
     def join(self, token_ids: Iterable[int]) -> bytes:
         """Return the bytes of a whole text."""
