@@ -1,0 +1,177 @@
+"""The records that Python writes and the megakernel reads, defined once; `kernels/abi.cuh` is generated from here.
+
+`python -m onekernel.plan.abi` prints the header; a test fails if the file differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """What a task does. A CTA with nothing to do in a phase has a task with count 0."""
+
+    EMBED = 0
+    QKV = 1
+    ATTENTION = 2
+    COMBINE = 3
+    OUT = 4
+    GATE_UP = 5
+    DOWN = 6
+    HEAD = 7
+    CHOOSE = 8
+
+
+class Flag(IntEnum):
+    """Bits of a task's flags."""
+
+    ROWS_4 = 1
+    """Weight units are 4 rows x 128 columns instead of 8 x 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One member of a record."""
+
+    name: str
+    kind: Literal["u32", "u64", "f32"]
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A struct that host and device share: members in order, naturally aligned, no padding."""
+
+    name: str
+    comment: str
+    fields: tuple[Field, ...]
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """Return the numpy dtype of one record."""
+        kinds = {"u32": "<u4", "u64": "<u8", "f32": "<f4"}
+        return np.dtype([(field.name, kinds[field.kind]) for field in self.fields])
+
+    @property
+    def header(self) -> str:
+        """Return the struct in CUDA C++ with its layout asserted."""
+        lines = [f"// {self.comment}", f"struct {self.name} {{"]
+        lines += [f"  {field.kind} {field.name};  // {field.comment}" for field in self.fields]
+        lines += ["};", f"static_assert(sizeof({self.name}) == {self.dtype.itemsize});"]
+        lines += [
+            f"static_assert(__builtin_offsetof({self.name}, {name}) == {self.dtype.fields[name][1]});"
+            for name in (self.dtype.names or ())
+            if self.dtype.fields is not None
+        ]
+        return "\n".join(lines)
+
+
+TASK = Record(
+    "Task",
+    "What one CTA does in one phase.",
+    (
+        Field("weights", "u64", "byte offset of its first unit in the weight arena"),
+        Field("kind", "u32", "Kind"),
+        Field("flags", "u32", "Flag bits"),
+        Field("first", "u32", "products: first row tile. embed: first hidden tile. attention, combine: first KV head"),
+        Field(
+            "count", "u32", "row tiles; attention, combine: KV heads, `stride` apart; choose: 1 on one CTA; 0: nothing"
+        ),
+        Field("k_units", "u32", "weight units along K"),
+        Field("inputs", "u32", "values to take of each sequence, a multiple of 4"),
+        Field("in_word", "u32", "exchange word of the first value"),
+        Field("in_phase", "u32", "phase whose tag the words carry"),
+        Field("out_word", "u32", "exchange word of row 0 of the whole phase"),
+        Field("norm", "u32", "constants: norm weights of the inputs, plus 1; 0: no norm"),
+        Field("bias", "u32", "constants: bias of row 0 of the whole matrix, plus 1; 0: none"),
+        Field("layer", "u32", "layer, 0 where there is none"),
+        Field("stride", "u32", "attention, combine: distance of its KV heads"),
+        Field("member", "u32", "attention, combine: its place among the CTAs of its KV heads"),
+    ),
+)
+
+HEADER = Record(
+    "Header",
+    "What is the same for all CTAs and all tokens.",
+    (
+        Field(
+            "embedding", "u64", "byte offset in the weight arena: packed head if tied, else (vocab, hidden) bf16 rows"
+        ),
+        Field("phases", "u32", "phases of a token, P"),
+        Field("ctas", "u32", "G"),
+        Field("layers", "u32", "num_hidden_layers"),
+        Field("hidden", "u32", "hidden_size"),
+        Field("hidden_rows", "u32", "hidden_size padded to the tile of out and down"),
+        Field("vocab_limit", "u32", "ids from here on are never chosen"),
+        Field("kv_heads", "u32", "num_key_value_heads"),
+        Field("num_pages", "u32", "pages of the KV cache in each layer"),
+        Field("table_pages", "u32", "entries of a sequence's page table"),
+        Field("block_pages", "u32", "pages in a row that one CTA owns"),
+        Field("members", "u32", "CTAs that share a KV head"),
+        Field("x_word", "u32", "exchange: X of sequence 0"),
+        Field("x_words", "u32", "words of X for each sequence"),
+        Field("qkv_word", "u32", "exchange: QKV"),
+        Field("qkv_words", "u32", "words of QKV for each sequence"),
+        Field("partial_word", "u32", "exchange: PARTIAL"),
+        Field("partial_words", "u32", "words of PARTIAL for each sequence"),
+        Field("mixed_word", "u32", "exchange: MIXED"),
+        Field("mixed_words", "u32", "words of MIXED for each sequence"),
+        Field("inner_word", "u32", "exchange: INNER"),
+        Field("inner_words", "u32", "words of INNER for each sequence"),
+        Field("best_word", "u32", "exchange: BEST, 2 words a CTA for each sequence"),
+        Field("token_word", "u32", "exchange: TOKEN, 1 word for each sequence"),
+        Field("rope", "u32", "constants: (context, head_dim / 2, 2) cosines and sines"),
+        Field("q_norm", "u32", "constants: (layers, head_dim); read only with QK-norm"),
+        Field("k_norm", "u32", "constants: (layers, head_dim)"),
+        Field("embed_packed", "u32", "1: the embedding is the packed head, whose tasks' flags say how"),
+        Field("embed_units", "u32", "packed embedding: weight units along K"),
+        Field("embed_rows_4", "u32", "packed embedding: 1 if its units are 4 x 128"),
+        Field("eps", "f32", "rms_norm_eps"),
+        Field("max_inputs", "u32", "widest phase: values in shared memory for each sequence, in whole units"),
+        Field("max_rows", "u32", "most rows of one CTA in one phase but the head: partial sums in shared memory"),
+        Field("head_dim", "u32", "head_dim, which is compiled in too"),
+        Field("max_hidden_rows", "u32", "most hidden rows of one CTA: the residual in shared memory"),
+    ),
+)
+
+RECORDS = (TASK, HEADER)
+
+TOKEN_STOP = 1 << 31
+"""Bit of a token word: this is the last token of the launch."""
+TOKEN_NON_FINITE = 1 << 30
+"""Bit of a token word: the logits were not finite; there is no token."""
+NO_PHASE = 0xFFFFFFFF
+MAX_LAUNCH_TOKENS = 4096
+
+
+def header_text() -> str:
+    """Return the whole of kernels/abi.cuh."""
+    kinds = "\n".join(f"  {kind.name} = {kind.value}," for kind in Kind)
+    flags = "\n".join(f"constexpr u32 FLAG_{flag.name} = {flag.value};" for flag in Flag)
+    records = "\n\n".join(record.header for record in RECORDS)
+    return f"""// Generated by `python -m onekernel.plan.abi`; do not edit. What Python writes and the megakernel reads.
+#pragma once
+
+#include "ptx/platform.cuh"
+
+enum class Kind : u32 {{
+{kinds}
+}};
+
+{flags}
+constexpr u32 TOKEN_STOP = {TOKEN_STOP}u;
+constexpr u32 TOKEN_NON_FINITE = {TOKEN_NON_FINITE}u;
+constexpr u32 NO_PHASE = {NO_PHASE}u;
+
+{records}
+"""
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(header_text())
