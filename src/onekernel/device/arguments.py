@@ -18,7 +18,7 @@ def bind(spec: KernelSpec, device: torch.device, args: Sequence[Arg]) -> list[in
     """Return the address of every tensor and the value of every number, in order.
 
     Raises DeviceError naming the parameter for a wrong count, type, dtype, shape, device, stride or alignment: on the
-    device each of these is silent corruption.
+    device each of these is silent corruption. It runs at every launch, so only a refusal spends time on words.
     """
     if len(args) != len(spec.params):
         names = ", ".join(param.name for param in spec.params)
@@ -26,54 +26,54 @@ def bind(spec: KernelSpec, device: torch.device, args: Sequence[Arg]) -> list[in
     sizes: dict[str, int] = {}
     values: list[int | float] = []
     for param, arg in zip(spec.params, args, strict=True):
-        if isinstance(param, Pointer):
-            values.append(_address(spec, param, arg, device, sizes))
-        else:
-            values.append(_number(spec, param, arg, sizes))
+        problem = (
+            _tensor_problem(param, arg, device, sizes)
+            if isinstance(param, Pointer)
+            else _number_problem(param, arg, sizes)
+        )
+        if problem is not None:
+            raise DeviceError(f"{param.name} of kernel {spec.entry} {problem}")
+        values.append(arg.data_ptr() if isinstance(arg, torch.Tensor) else arg)
     return values
 
 
-def _address(spec: KernelSpec, param: Pointer, arg: Arg, device: torch.device, sizes: dict[str, int]) -> int:
-    where = f"{param.name} of kernel {spec.entry}"
+def _tensor_problem(param: Pointer, arg: Arg, device: torch.device, sizes: dict[str, int]) -> str | None:
     if not isinstance(arg, torch.Tensor):
-        raise DeviceError(f"{where} is {arg!r}; it must be a {param.dtype} tensor")
-    if arg.dtype != _dtype(param.dtype):
-        raise DeviceError(f"{where} has dtype {arg.dtype}; it must be {param.dtype}")
+        return f"is {arg!r}; it must be a {param.dtype} tensor"
+    if arg.dtype is not _dtype(param.dtype):
+        return f"has dtype {arg.dtype}; it must be {param.dtype}"
     if param.pinned:
         if arg.device.type != "cpu" or (device.type == "cuda" and not arg.is_pinned()):
-            raise DeviceError(f"{where} is on {arg.device}; it must be in pinned host memory")
+            return f"is on {arg.device}; it must be in pinned host memory"
     elif arg.device != device:
-        raise DeviceError(f"{where} is on {arg.device}; the kernel runs on {device}")
-    if arg.dim() != len(param.shape):
-        raise DeviceError(f"{where} has shape {tuple(arg.shape)}; it must have {len(param.shape)} dimensions")
-    for size, expected in zip(arg.shape, param.shape, strict=True):
-        _agree(where, f"shape {tuple(arg.shape)}", size, expected, sizes)
+        return f"is on {arg.device}; the kernel runs on {device}"
+    shape = arg.shape
+    if len(shape) != len(param.shape):
+        return f"has shape {tuple(shape)}; it must have {len(param.shape)} dimensions"
+    for size, expected in zip(shape, param.shape, strict=True):
+        wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, size)
+        if size != wanted:
+            return f"has shape {tuple(shape)}, but {_owner(expected)} {wanted}"
     if not arg.is_contiguous():
-        raise DeviceError(f"{where} has strides {arg.stride()}; it must be contiguous: pass .contiguous()")
-    address = arg.data_ptr()
-    if address % param.align_bytes:
-        raise DeviceError(f"{where} starts at {address:#x}, not at a multiple of {param.align_bytes} bytes")
-    return address
+        return f"has strides {arg.stride()}; it must be contiguous: pass .contiguous()"
+    if arg.data_ptr() % param.align_bytes:
+        return f"starts at {arg.data_ptr():#x}, not at a multiple of {param.align_bytes} bytes"
+    return None
 
 
-def _number(spec: KernelSpec, param: Scalar, arg: Arg, sizes: dict[str, int]) -> int | float:
-    where = f"{param.name} of kernel {spec.entry}"
+def _number_problem(param: Scalar, arg: Arg, sizes: dict[str, int]) -> str | None:
+    kind = type(arg)
     if param.kind == "f32":
-        if isinstance(arg, float) or type(arg) is int:
-            return float(arg)
-        raise DeviceError(f"{where} is {arg!r}; it must be a float")
+        return None if kind is float or kind is int else f"is {arg!r}; it must be a float"
     low, high = _RANGES[param.kind]
-    if type(arg) is not int or not low <= arg < high:
-        raise DeviceError(f"{where} is {arg!r}; it must be an int from {low} to {high - 1}")
-    _agree(where, f"value {arg}", arg, param.name, sizes)
-    return arg
+    if kind is not int or not low <= arg < high:
+        return f"is {arg!r}; it must be an int from {low} to {high - 1}"
+    wanted = sizes.setdefault(param.name, int(arg))
+    return None if arg == wanted else f"has value {arg}, but {_owner(param.name)} {wanted}"
 
 
-def _agree(where: str, what: str, size: int, expected: int | str, sizes: dict[str, int]) -> None:
-    wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, size)
-    if size != wanted:
-        name = f"{expected} is" if isinstance(expected, str) else "the kernel takes"
-        raise DeviceError(f"{where} has {what}, but {name} {wanted}")
+def _owner(expected: int | str) -> str:
+    return f"{expected} is" if isinstance(expected, str) else "the kernel takes"
 
 
 @cache

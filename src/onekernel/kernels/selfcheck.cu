@@ -1,13 +1,16 @@
-// The smallest kernel that shows a launch works: out = scale * x + y over a grid-stride loop, and each CTA's count of
-// elements. Used by the launch tests and by nothing else.
+// The smallest kernel that shows that a launch did what was asked: out = scale * x + y, and from each CTA how many
+// elements it computed and where in its cluster it ran. For tests of the launch layer.
+#include "ptx/cluster.cuh"
+#include "ptx/platform.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) selfcheck(
-    const float* x,      // (n,)
-    const float* y,      // (n,)
-    float* out,          // (n,)
-    int* elements,       // (ctas,) how many elements each CTA computed
+    const float* x,  // (n,)
+    const float* y,  // (n,)
+    float* out,      // (n,)
+    int* elements,   // (ctas,)
+    int* place,      // (ctas,) 256 * size of the cluster + rank in it
     int n, int ctas, float scale) {
-  extern __shared__ int counts[];  // (THREADS,)
+  int* counts = reinterpret_cast<int*>(dynamic_shared());  // (THREADS,)
   int mine = 0;
   for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += ctas * THREADS) {
     out[i] = scale * x[i] + y[i];
@@ -17,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) selfcheck(
   __syncthreads();
   if (threadIdx.x == 0) {
     int sum = 0;
-    for (int t = 0; t < THREADS; ++t) sum += counts[t];
+    for (int thread = 0; thread < THREADS; ++thread) sum += counts[thread];
     elements[blockIdx.x] = sum;
+    place[blockIdx.x] = 256 * cluster_size() + cluster_rank();
   }
 }

@@ -41,7 +41,6 @@ def test_good_arguments_become_addresses_and_numbers() -> None:
     assert [weights, x, tokens] == [given[i].data_ptr() for i in (0, 1, 4)]  # type: ignore[union-attr]
     assert rows == 8
     assert scale == 3.0
-    assert isinstance(scale, float)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""Every kernel compiles for every architecture it is meant for, with both CUDA majors, without spills or stack.
+
+Registers and code size must be those of resources.json: a growth is then a line in the review of the change that made
+it. Another compiler version has rows of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compile.resources import REFRESH, build, cases, key, read_table, row
+
+
+@pytest.mark.parametrize(("name", "arch", "major"), cases(), ids=lambda value: str(value))
+def test_a_kernel_compiles_and_costs_what_the_table_says(name: str, arch: str, major: int) -> None:
+    compiled = build(name, arch, major)
+    assert compiled.resources.spill_bytes == 0, compiled.log
+    assert compiled.resources.stack_bytes == 0, compiled.log
+    table, case = read_table(), key(name, arch, major)
+    compiler = case.removeprefix(f"{name} {arch} ")
+    if not any(known.endswith(f" {compiler}") for known in table):
+        pytest.skip(f"no row of resources.json is of {compiler}; to add them: {REFRESH}")
+    assert row(compiled) == table.get(case), f"{case} changed; if that is meant: {REFRESH}"
+
+
+def test_the_table_has_no_other_rows() -> None:
+    kernels = {(name, arch) for name, arch, _ in cases()}
+    assert {tuple(case.split()[:2]) for case in read_table()} == kernels, f"refresh it: {REFRESH}"
