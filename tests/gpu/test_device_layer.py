@@ -16,7 +16,9 @@ from onekernel.device.compile import compiler_runs, mark_ready, refuse_late_comp
 from onekernel.device.cuda_kernel import CudaKernel, load_kernel
 from onekernel.device.describe import describe
 from onekernel.device.facts import facts
+from onekernel.device.nvcc import NvccCompiler
 from onekernel.device.resolve import resolve_device
+from onekernel.device.toolkit import find_nvcc
 from onekernel.errors import DeviceError
 from onekernel.kernels.registry import SELFCHECK
 
@@ -131,6 +133,33 @@ def test_another_stream_and_another_thread(kernel: CudaKernel) -> None:
     torch.testing.assert_close(copy, 0.5 * case.x + case.y)
 
 
+def test_threads_do_not_mix_their_arguments(kernel: CudaKernel) -> None:
+    cases = [Case(64, n=64 * THREADS) for _ in range(8)]
+    torch.cuda.synchronize()
+
+    def work(case: Case) -> None:
+        for _ in range(50):
+            kernel.launch(64, THREADS, case.args, shared_bytes=SHARED_BYTES)
+
+    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for case in cases:
+        case.check()
+
+
+def test_what_nvcc_makes_runs_as_well(cache: KernelCache) -> None:
+    if find_nvcc() is None:
+        pytest.skip("no nvcc on PATH")
+    found = facts("cuda:0")
+    loaded = CudaKernel(SELFCHECK, cache.get(SELFCHECK, NvccCompiler()), found)
+    case = Case(64)
+    loaded.launch(64, THREADS, case.args, shared_bytes=SHARED_BYTES)
+    case.check()
+
+
 def test_a_second_start_runs_no_compiler(kernel: CudaKernel, cache: KernelCache) -> None:
     runs, began = compiler_runs(), time.perf_counter()
     mark_ready()
@@ -186,6 +215,7 @@ from pathlib import Path
 import torch
 from onekernel.device.cuda_kernel import load_kernel
 from onekernel.device.spec import KernelSpec, Pointer
+from onekernel.device.toolkit import find_nvcc
 from onekernel.errors import DeviceError
 params = (Pointer("out", "int32", (32,)),)
 kernel = load_kernel(KernelSpec("illegal.cu", "illegal", params=params, root=Path(sys.argv[1])))

@@ -50,7 +50,8 @@ def _tensor_problem(param: Pointer, arg: Arg, device: torch.device, sizes: dict[
     shape = arg.shape
     if len(shape) != len(param.shape):
         return f"has shape {tuple(shape)}; it must have {len(param.shape)} dimensions"
-    for size, expected in zip(shape, param.shape, strict=True):
+    for dim, expected in enumerate(param.shape):
+        size = shape[dim]
         wanted = expected if isinstance(expected, int) else sizes.setdefault(expected, size)
         if size != wanted:
             return f"has shape {tuple(shape)}, but {_owner(expected)} {wanted}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from onekernel.device.arguments import bind
 from onekernel.device.cache import KernelCache, default_cache
 from onekernel.device.compile import Compiled
-from onekernel.device.driver import check, current, driver
+from onekernel.device.driver import check, current, driver, is_current
 from onekernel.device.facts import DeviceFacts, facts
 from onekernel.device.kernel import Arg
 from onekernel.device.launch import LaunchShape, Prepared, check_resident, prepare
@@ -37,6 +38,11 @@ class CudaKernel:
         self._facts = found
         self._cuda = cuda = cuda or driver()
         self._packer = struct.Struct("<" + "".join(_format(param) for param in spec.params))
+        self._slots = ctypes.create_string_buffer(self._packer.size + 1)
+        first = ctypes.addressof(self._slots)
+        self._pointers = (ctypes.c_void_p * len(spec.params))(*range(first, first + self._packer.size, _SLOT_BYTES))
+        self._arguments = ctypes.addressof(self._pointers)
+        self._lock = threading.Lock()
         handle = check(cuda.cuDeviceGet(found.index), f"opening {self.device}", cuda)
         self._context = check(cuda.cuDevicePrimaryCtxRetain(handle), f"opening {self.device}", cuda)
         self._prepared: dict[tuple[LaunchShape, int], Prepared] = {}
@@ -56,16 +62,14 @@ class CudaKernel:
     ) -> None:
         """Start the kernel; see `kernel.Kernel.launch`. A launch of a known shape costs a few microseconds."""
         values = bind(self.spec, self.device, args)
-        handle = (stream or torch.cuda.current_stream(self.device)).cuda_stream
-        slots = ctypes.create_string_buffer(max(self._packer.size, 1))
-        self._packer.pack_into(slots, 0, *values)
-        first = ctypes.addressof(slots)
-        addresses = (ctypes.c_void_p * len(values))(*(first + _SLOT_BYTES * i for i in range(len(values))))
+        handle = torch._C._cuda_getCurrentRawStream(self.device.index) if stream is None else stream.cuda_stream
+        shape = LaunchShape(grid, block, shared_bytes, cluster, cooperative)
         cuda = self._cuda
-        with current(self._context, cuda):
-            config = self._launchable(LaunchShape(grid, block, shared_bytes, cluster, cooperative), handle)
-            result = cuda.cuLaunchKernelEx(config, self._function, ctypes.addressof(addresses), 0)
-            check(result, f"launching kernel {self.spec.entry}", cuda)
+        if is_current(self._context, cuda):
+            self._start(shape, handle, values)
+        else:
+            with current(self._context, cuda):
+                self._start(shape, handle, values)
 
     def resident_ctas(self, block: int, *, shared_bytes: int = 0, cluster: int = 1) -> int:
         """Return how many CTAs of this shape the device holds at once; with clusters it differs from chip to chip."""
@@ -73,13 +77,16 @@ class CudaKernel:
         with current(self._context, self._cuda):
             return prepare(self.spec.entry, self._function, shape, 0, self._facts, self._cuda).resident_ctas
 
-    def _launchable(self, shape: LaunchShape, stream: int) -> Any:
+    def _start(self, shape: LaunchShape, stream: int, values: list[int | float]) -> None:
         prepared = self._prepared.get((shape, stream))
         if prepared is None:
             prepared = prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
             check_resident(self.spec.entry, shape, prepared.resident_ctas, self._facts)
             self._prepared[shape, stream] = prepared
-        return prepared.config
+        with self._lock:  # the slots are free again when the call returns: the driver has copied them
+            self._packer.pack_into(self._slots, 0, *values)
+            result = self._cuda.cuLaunchKernelEx(prepared.config, self._function, self._arguments, 0)
+        check(result, f"launching kernel {self.spec.entry}", self._cuda)
 
     def _load(self) -> Any:
         """Load the cubin and finish it now: a lazy load at the first launch would wait for a running kernel to end."""

@@ -62,12 +62,14 @@ def check(result: tuple[Any, ...], doing: str, cuda: Any = None) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def is_current(context: Any, cuda: Any) -> bool:
+    """Tell whether `context` is current on this thread: a new thread has none, another device's may be set."""
+    return int(check(cuda.cuCtxGetCurrent(), "reading the current context", cuda)) == int(context)
+
+
 @contextmanager
 def current(context: Any, cuda: Any) -> Iterator[None]:
-    """Make `context` current on this thread inside the block: a new thread has none, another device's may be set."""
-    if int(check(cuda.cuCtxGetCurrent(), "reading the current context", cuda)) == int(context):
-        yield
-        return
+    """Make `context` current on this thread inside the block."""
     check(cuda.cuCtxPushCurrent(context), "entering the device's context", cuda)
     try:
         yield

@@ -65,7 +65,9 @@ def facts(device: str = "cuda", cuda: Any = None) -> DeviceFacts:
         member = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(check(cuda.cuDeviceGetAttribute(member, handle), f"reading {name} of {device}", cuda))
 
-    name = check(cuda.cuDeviceGetName(256, handle), f"reading the name of {device}", cuda).rstrip(b"\0").decode()
+    # The driver ends the name with a zero byte; what fills the rest of the buffer is undefined.
+    raw = check(cuda.cuDeviceGetName(256, handle), f"reading the name of {device}", cuda)
+    name = raw.partition(b"\0")[0].decode()
     version = int(check(cuda.cuDriverGetVersion(), "reading the driver's version", cuda))
     mig = "MIG" in name.split()
     uuid = UUID(bytes=bytes(check(cuda.cuDeviceGetUuid(handle), f"reading the UUID of {device}", cuda).bytes))

@@ -26,7 +26,9 @@ class NvrtcCompiler:
 
     def options(self, spec: KernelSpec) -> tuple[str, ...]:
         """Return the options of the exact real architecture: for a virtual one NVRTC makes PTX and no cubin."""
-        return ("-std=c++20", f"--gpu-architecture={spec.arch}", "--ptxas-options=-v", *spec.options)
+        # NVRTC's own cache (from 12.9 on, where there is a driver) would leave the assembler's report out of the log.
+        own_cache = ("--no-cache",) if self._toolkit.release >= (12, 9) else ()
+        return ("-std=c++20", f"--gpu-architecture={spec.arch}", "--ptxas-options=-v", *own_cache, *spec.options)
 
     def compile(self, source: Source, options: Sequence[str]) -> tuple[bytes | None, str]:
         """Return the cubin, or None if the source is at fault, and the whole log."""

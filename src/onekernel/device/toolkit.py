@@ -29,9 +29,15 @@ class Toolkit:
     version: str
 
     @property
+    def release(self) -> tuple[int, int]:
+        """The CUDA release, such as (13, 0)."""
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+    @property
     def major(self) -> int:
         """The CUDA major, 12 or 13."""
-        return int(self.version.split(".")[0])
+        return self.release[0]
 
 
 @cache

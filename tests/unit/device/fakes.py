@@ -84,7 +84,7 @@ class FakeDriver:
         return (0, index)
 
     def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:
-        return (0, self.name.ljust(size, b"\0"))
+        return (0, (self.name + b"\0").ljust(size, b" "))
 
     def cuDriverGetVersion(self) -> tuple[int, int]:
         return (0, self.version)

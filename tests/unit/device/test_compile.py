@@ -22,6 +22,7 @@ from onekernel.device.cubin import read_resources, sections
 from onekernel.device.nvcc import NvccCompiler
 from onekernel.device.nvrtc import NvrtcCompiler
 from onekernel.device.spec import KernelSpec
+from onekernel.device.toolkit import Toolkit
 from onekernel.errors import CompileError
 
 COPY = 'extern "C" __global__ void copy(const TYPE* in, TYPE* out) { out[threadIdx.x] = in[threadIdx.x]; }\n'
@@ -207,6 +208,14 @@ def test_no_toolkit_is_needed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=bare, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("nvrtc 1")
+
+
+def test_the_compilers_own_cache_is_off_where_it_has_one() -> None:
+    """A hit in it leaves the log empty, and with it the registers and spills."""
+    spec = KernelSpec("copy.cu", "copy")
+    for version, cached in (("12.8.93 (headers 12.8.90)", False), ("12.9.1", True), ("13.0.88", True)):
+        compiler = NvrtcCompiler(Toolkit(Path("lib"), Path("include"), version))
+        assert ("--no-cache" in compiler.options(spec)) is cached
 
 
 def test_nvcc_is_used_when_the_variable_names_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from onekernel.device import driver as driver_module
 from onekernel.device.describe import describe, gpu_rows
-from onekernel.device.driver import check, current, driver, initialise
+from onekernel.device.driver import check, current, driver, initialise, is_current
 from onekernel.device.facts import DeviceFacts, device_index, driver_version, facts
 from onekernel.device.resolve import ResolvedDevice, resolve_device
 from onekernel.device.support import ARCHITECTURES, architecture, check_supported
@@ -97,10 +97,10 @@ def test_a_lost_context_is_told_apart(status: int, lost: bool) -> None:
     assert ("restart it" in str(caught.value)) is lost
 
 
-def test_a_context_is_entered_only_if_it_is_not_current() -> None:
+def test_a_context_is_left_even_after_an_error() -> None:
     cuda = FakeDriver()
-    with current(1, cuda):
-        assert cuda.calls == []
+    assert is_current(1, cuda)
+    assert not is_current(2, cuda)
     with pytest.raises(ValueError, match="inside"), current(2, cuda):
         raise ValueError("inside")
     assert cuda.calls == [("push", 2), ("pop", None)]

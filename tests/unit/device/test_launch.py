@@ -49,7 +49,7 @@ def test_arguments_arrive_as_the_kernel_reads_them(monkeypatch: pytest.MonkeyPat
 
 def test_the_kernel_is_loaded_before_the_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     _, cuda = kernel(monkeypatch)
-    assert cuda.calls == [("load", 4)]
+    assert cuda.calls == [("push", 1), ("load", 4), ("pop", None)]
 
 
 def test_cooperative_and_cluster_launches_carry_their_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
