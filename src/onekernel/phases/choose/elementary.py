@@ -1,4 +1,4 @@
-"""Logarithm, exponential and Gumbel noise in float32, written out in additions, multiplications and divisions.
+"""Exponential, logarithm and Gumbel noise in float32, written out in additions, multiplications and divisions.
 
 Those are rounded the same way by every IEEE machine; the `log` and `exp` of mathematical libraries are not. So the
 same logits give the same token on a CPU of any make, in PyTorch on a GPU, and in a kernel that repeats this file
@@ -16,27 +16,25 @@ _LN2 = math.log(2.0)
 _LN2_HIGH = 0.693145751953125  # 14 bits, so that its product with an exponent is exact
 _LN2_LOW = _LN2 - _LN2_HIGH
 _SQRT_HALF_BITS = 0x3F3504F3
-_ONE_BITS = 0x3F800000
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
-def gumbel(words: Tensor) -> Tensor:
-    """Turn uniform words in [0, 2**32) (int64) into standard Gumbel noise (float32), by inversion.
+def uniform(words: Tensor) -> Tensor:
+    """Return v = (word + 1/2) / 2**32, float32 and below 1, of words in [0, 2**32), int64."""
+    return ((2 * words + 1).float() * 2.0**-33).clamp(max=_LARGEST_BELOW_ONE)
 
-    v = (word + 1/2) / 2**32, E = -log1p(-v) is exponential, -log(E) is Gumbel (from -2.8 to 22.9). A draw is won by
-    large noise, which is small E, which is small v; there v has its full 24 bits however small it is, and log1p keeps
-    them. Starting from E = -log(v) would put the winners near v = 1, where float32 has steps of 6e-8: the tail would
-    end at 16.6 and be a staircase well before. Here the coarse end belongs to the losers.
+
+def gumbel(v: Tensor) -> Tensor:
+    """Turn uniform numbers into standard Gumbel noise by inversion: E = -log1p(-v) is exponential, -log(E) is Gumbel.
+
+    The noise of `uniform` goes from -2.8 to 22.9. A draw is won by large noise, which is small E, which is small v;
+    there v has its full 24 bits however small it is, and log1p keeps them. Starting from E = -log(v) would put the
+    winners near v = 1, where float32 has steps of 6e-8: the tail would end at 16.6 and be a staircase well before. Here
+    the coarse end belongs to the losers.
     """
-    v = ((2 * words + 1).float() * 2.0**-33).clamp(max=_LARGEST_BELOW_ONE)
     exponent, fraction = _split(1.0 - v)
     exponential = -_log(exponent, torch.where(exponent == 0, -v, fraction))  # 1 - v has rounded a small v away
     return -_log(*_split(exponential))
-
-
-def log(x: Tensor) -> Tensor:
-    """Return the natural logarithm of normal positive float32 numbers, within 3e-7 of its value (relative)."""
-    return _log(*_split(x))
 
 
 def exp(x: Tensor) -> Tensor:
@@ -64,4 +62,4 @@ def _log(exponent: Tensor, fraction: Tensor) -> Tensor:
     series = z * (2.0 / 9.0)
     for coefficient in (2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0):
         series = (series + coefficient) * z
-    return (series + 2.0) * s + exponent * _LN2
+    return (series + 2.0) * s + exponent.float() * _LN2
