@@ -53,7 +53,7 @@ class AnswerPrinter:
         self._last = text[-1]
         if is_terminal(stream):
             text = printable(text)
-        if self._thinking and has_colour(stream):
+        if self._thinking and text.strip() and has_colour(stream):
             text = f"{DIM}{text}{PLAIN}"
         stream.write(text)
         stream.flush()

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; it succeeds whatever is missing or broken."""
     sections = {
-        "installation": [*_probe("devices", _devices), *_probe("torch", _torch), *_probe("packages", _packages)],
+        "installation": [*_probe("devices", _devices), *_probe("torch build", _torch), *_probe("packages", _packages)],
         "host": _probe("host", _host),
         "environment": _environment(),
     }
