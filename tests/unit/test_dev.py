@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 import dev
 
 ROOT = Path(__file__).resolve().parents[2]
+fetch_cuda12 = dev.fetch_cuda12
 CUDA_REQUIRES = ["filelock", 'cuda-toolkit[cublas]==13.0.3; platform_system == "Linux"', 'triton==3.7.1; extra == "x"']
 
 
@@ -42,6 +43,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(dev, "make_venv", make_venv)
     monkeypatch.setattr(dev, "find_torch", lambda: dev.Torch("2.13.0", "CPU"))
     monkeypatch.setattr(dev, "fetch", lambda model: None)
+    monkeypatch.setattr(dev, "fetch_cuda12", lambda: None)
     monkeypatch.delenv("CONSTRAINTS", raising=False)
     yield tmp_path
 
@@ -194,6 +196,28 @@ def test_a_changed_requirement_is_installed(clone: Path, pip_calls: list[tuple[s
     (clone / change).write_text((clone / change).read_text() + "\n")
     dev.install("dev")
     assert len(pip_calls) == 2
+
+
+def test_the_older_compiler_is_fetched_once_and_whole(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = []
+
+    def fail(*arguments: str | Path) -> None:
+        raise SystemExit("no network")
+
+    def install(*arguments: str | Path) -> None:
+        targets.append(Path(arguments[arguments.index("--target") + 1]))
+        (targets[-1] / "nvidia").mkdir(parents=True)
+
+    dev.make_venv()
+    monkeypatch.setattr(dev, "pip", fail)
+    with pytest.raises(SystemExit, match="no network"):
+        fetch_cuda12()
+    monkeypatch.setattr(dev, "pip", install)
+    fetch_cuda12()
+    fetch_cuda12()
+    assert len(targets) == 1
+    assert (clone / ".venv/cuda12/nvidia").is_dir()
+    assert sorted(path.name for path in (clone / ".venv").iterdir()) == ["bin", "cuda12"]
 
 
 def test_a_failed_installation_is_tried_again(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

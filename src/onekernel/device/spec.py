@@ -13,7 +13,8 @@ from typing import Literal
 from onekernel.errors import CompileError, ConfigError
 
 KERNELS = Path(str(files("onekernel") / "kernels"))
-"""The folder of the package's kernel sources; every #include "..." is written relative to it."""
+"""The folder of the package's kernel sources; every #include "..." is written relative to it, or to the package itself
+for the kernels that lie beside their reference in phases/."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
@@ -126,8 +127,8 @@ def _literal(value: int | str) -> str:
 def _follow(name: str, includer: str, root: Path, found: dict[str, str]) -> None:
     if name in found:
         return
-    path = root / name
-    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+    path = next((path for path in (root / name, root.parent / name) if path.is_file()), None)
+    if path is None or ".." in Path(name).parts:
         raise CompileError(
             f'"{name}", included by {includer}, is not a file in {root}; write names relative to that folder'
         )

@@ -25,6 +25,8 @@ from onekernel.device.spec import KernelSpec
 from onekernel.device.toolkit import Toolkit
 from onekernel.errors import CompileError
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC comes for Linux only")
+
 COPY = 'extern "C" __global__ void copy(const TYPE* in, TYPE* out) { out[threadIdx.x] = in[threadIdx.x]; }\n'
 
 

@@ -39,6 +39,14 @@ def test_includes_are_followed_once_each_in_the_order_met(tmp_path: Path) -> Non
     assert included_text(spec) != before
 
 
+def test_a_kernel_beside_its_reference_is_found(tmp_path: Path) -> None:
+    """phases/ lies beside kernels/."""
+    (tmp_path / "kernels").mkdir()
+    tree(tmp_path, kernels__a_cu='#include "phases/head.cuh"\n', phases__head_cuh="int head;")
+    found = included(KernelSpec("a.cu", "a", root=tmp_path / "kernels"))
+    assert found["phases/head.cuh"] == "int head;"
+
+
 @pytest.mark.parametrize("name", ["ptx/none.cuh", "../outside.cuh"])
 def test_a_missing_include_names_file_and_includer(tmp_path: Path, name: str) -> None:
     (tmp_path / "kernels").mkdir()
