@@ -1,0 +1,135 @@
+"""A model's weights as the kernels read them: two arenas, filled matrix by matrix, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from onekernel.config import ModelConfig
+from onekernel.models.model import LayerWeights, ModelWeights
+from onekernel.phases.attention.rope import rope_table
+from onekernel.weights.arena import MatrixKind, MatrixPlace, WeightLayout, round_up
+from onekernel.weights.dense import PackedDense
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """All weights of a model. `arena` is bytes, `constants` float32; both lie as `layout` says, on one device."""
+
+    config: ModelConfig
+    layout: WeightLayout
+    arena: torch.Tensor
+    constants: torch.Tensor
+
+    def matrix(self, kind: MatrixKind, layer: int = 0) -> torch.Tensor:
+        """Return a copy of one matrix, bf16 (rows, columns); gate_up's gate rows come before its up rows."""
+        place = self.layout.matrices[kind, layer]
+        packed_rows = place.padded_rows if kind == "gate_up" else place.rows
+        matrix = PackedDense(tiles_of(self.arena, place), packed_rows, place.columns, place.tile_rows).unpack()
+        if kind != "gate_up":
+            return matrix
+        half = place.tile_rows // 2
+        halves = matrix.view(place.row_tiles, 2, half, place.columns).transpose(0, 1)
+        return halves.reshape(2, -1, place.columns)[:, : self.config.intermediate_size].flatten(0, 1)
+
+    def bias(self, kind: MatrixKind, layer: int) -> torch.Tensor | None:
+        """Return a matrix's bias, float32 (rows), in the order of the rows of `matrix`; None if it has none."""
+        offset = self.layout.constants.biases.get((kind, layer))
+        if offset is None:
+            return None
+        place = self.layout.matrices[kind, layer]
+        bias = self.constants[offset : offset + place.padded_rows]
+        if kind != "gate_up":
+            return bias[: place.rows]
+        halves = bias.view(place.row_tiles, 2, place.tile_rows // 2).transpose(0, 1)
+        return halves.reshape(2, -1)[:, : self.config.intermediate_size].flatten()
+
+    def embedding_row(self, token_id: int) -> torch.Tensor:
+        """Return one row of the embedding, bf16 (hidden_size), without unpacking the rest."""
+        hidden = self.config.hidden_size
+        if not self.layout.embed_packed:
+            start = self.layout.embedding_bytes + 2 * hidden * token_id
+            return self.arena[start : start + 2 * hidden].view(torch.bfloat16)
+        place = self.layout.head
+        tile, row = divmod(token_id, place.tile_rows)
+        tiles = tiles_of(self.arena, place)[tile : tile + 1]
+        return PackedDense(tiles, place.tile_rows, hidden, place.tile_rows).unpack()[row]
+
+    def write_rope(self, table: torch.Tensor) -> None:
+        """Overwrite the RoPE part of the constants with `rope_table`'s (2, tokens, head_dim / 2), on any device."""
+        start = self.layout.constants.rope
+        self.constants[start : start + table.numel()].view(table.shape[1], -1, 2).copy_(table.permute(1, 2, 0))
+
+
+def tiles_of(arena: torch.Tensor, place: MatrixPlace) -> torch.Tensor:
+    """Return a matrix's part of the arena as bf16 (row_tiles, k_units, 512)."""
+    part = arena[place.offset_bytes : place.offset_bytes + place.total_bytes]
+    return part.view(torch.bfloat16).view(place.row_tiles, place.k_units, -1)
+
+
+def allocate(config: ModelConfig, layout: WeightLayout, device: torch.device | str) -> PackedModel:
+    """Reserve both arenas: bytes not initialised, constants zero but for the RoPE table."""
+    arena = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
+    constants = torch.zeros(layout.constants.total_floats, dtype=torch.float32, device=device)
+    packed = PackedModel(config, layout, arena, constants)
+    packed.write_rope(rope_table(config, layout.constants.context_tokens))
+    return packed
+
+
+def pack(model: ModelWeights, config: ModelConfig, layout: WeightLayout) -> PackedModel:
+    """Pack a model's weights on their device, rounded to bf16. At most one matrix exists twice at a time."""
+    packed = allocate(config, layout, model.embedding.device)
+    for layer, weights in enumerate(model.layers):
+        pack_layer(packed, layer, weights)
+    pack_matrix(packed, "head", 0, model.head)
+    _copy_floats(packed, layout.constants.final_norm, model.final_norm)
+    if not layout.embed_packed:
+        start, values = layout.embedding_bytes, config.vocab_size * config.hidden_size
+        packed.arena[start : start + 2 * values].view(torch.bfloat16).copy_(model.embedding.flatten())
+    return packed
+
+
+def pack_layer(packed: PackedModel, layer: int, weights: LayerWeights) -> None:
+    """Pack one layer's matrices, norms and biases."""
+    constants = packed.layout.constants
+    _copy_floats(packed, constants.attention_norms[layer], weights.attention_norm)
+    _copy_floats(packed, constants.mlp_norms[layer], weights.mlp_norm)
+    for base, norm in ((constants.q_norm, weights.q_norm), (constants.k_norm, weights.k_norm)):
+        if norm is not None:
+            _copy_floats(packed, base + layer * packed.config.head_dim, norm)
+    for kind, matrix, bias in _matrices(weights):
+        pack_matrix(packed, kind, layer, matrix)
+        if bias is not None:
+            rows = _interleaved(packed, layer, bias) if kind == "gate_up" else bias
+            _copy_floats(packed, constants.biases[kind, layer], rows)
+
+
+def pack_matrix(packed: PackedModel, kind: MatrixKind, layer: int, matrix: torch.Tensor) -> None:
+    """Pack one (rows, columns) matrix into its place; gate_up with gate rows before up rows."""
+    place = packed.layout.matrices[kind, layer]
+    rows = _interleaved(packed, layer, matrix) if kind == "gate_up" else matrix
+    PackedDense.pack(rows, place.tile_rows, tiles_of(packed.arena, place))
+
+
+def _matrices(weights: LayerWeights) -> Iterator[tuple[MatrixKind, torch.Tensor, torch.Tensor | None]]:
+    yield "qkv", weights.qkv, weights.qkv_bias
+    yield "out", weights.out, weights.out_bias
+    yield "gate_up", weights.gate_up, weights.gate_up_bias
+    yield "down", weights.down, weights.down_bias
+
+
+def _interleaved(packed: PackedModel, layer: int, rows: torch.Tensor) -> torch.Tensor:
+    """Order gate and up rows, (2 * intermediate_size, ...), so that a tile holds half a tile of each."""
+    place = packed.layout.matrices["gate_up", layer]
+    half = place.tile_rows // 2
+    halves = rows.view(2, -1, *rows.shape[1:])
+    missing = round_up(halves.shape[1], half) - halves.shape[1]
+    if missing:
+        halves = torch.cat((halves, halves.new_zeros(2, missing, *rows.shape[1:])), dim=1)
+    return halves.reshape(2, -1, half, *rows.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
+def _copy_floats(packed: PackedModel, offset: int, values: torch.Tensor) -> None:
+    packed.constants[offset : offset + values.numel()].copy_(values)

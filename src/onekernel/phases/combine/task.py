@@ -1,0 +1,17 @@
+"""The combine phase's part of a plan: member 0 of a KV head merges the members' partials, if there are several."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onekernel.phases.frame import Frame, HeadShare, Records
+
+
+def tasks(records: Records, frame: Frame, phase: int, share: HeadShare) -> None:
+    """Fill the records of phase number `phase`; how many partials it takes follows from the length."""
+    records["first"] = share.first
+    records["count"] = np.where(share.member == 0, share.count, 0)
+    records["in_word"] = frame.words.partial
+    records["in_phase"] = phase - 1
+    records["out_word"] = frame.words.mixed
+    records["stride"] = share.stride

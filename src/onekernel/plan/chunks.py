@@ -1,0 +1,29 @@
+"""How the cache of one KV head is shared out: the one rule that plan, interpreter and kernel follow.
+
+A block of `block_pages` pages belongs to one member for ever, which appends to it and reads it: keys written by one CTA
+and copied by another would need an ordering that tagged words do not give. `tile/machine.cuh` holds the same functions.
+"""
+
+from __future__ import annotations
+
+from onekernel.config import PAGE_TOKENS
+
+
+def members_of(ctas: int, kv_heads: int) -> int:
+    """Return how many CTAs share a KV head."""
+    return max(1, ctas // kv_heads)
+
+
+def blocks(length: int, block_pages: int) -> int:
+    """Return how many blocks `length` tokens begin."""
+    return -(-length // (PAGE_TOKENS * block_pages))
+
+
+def chunks(length: int, members: int, block_pages: int) -> int:
+    """Return how many members attend to `length` tokens, the new one among them: members 0 to chunks - 1."""
+    return min(members, blocks(length, block_pages))
+
+
+def owner(block: int, members: int) -> int:
+    """Return the member that a block belongs to; a block's number tells it, whatever the length."""
+    return block % members

@@ -1,0 +1,70 @@
+"""The arenas that a plan's offsets point into, and which tiles to pack them in.
+
+The layout itself is `weights/arena.py`, because packing needs it and may not know of plans.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from onekernel.config import ModelConfig
+from onekernel.weights.arena import (
+    UNIT_BYTES,
+    ConstantsLayout,
+    MatrixKind,
+    MatrixPlace,
+    Rows,
+    TileRows,
+    WeightLayout,
+    round_up,
+    weight_layout,
+)
+
+__all__ = [
+    "UNIT_BYTES",
+    "ConstantsLayout",
+    "MatrixKind",
+    "MatrixPlace",
+    "TileRows",
+    "TileRowsChoice",
+    "WeightLayout",
+    "choose_layout",
+    "round_up",
+    "weight_layout",
+]
+
+TileRowsChoice = Literal["auto"] | Rows | TileRows
+
+TOLERATED_WASTE = 0.05
+"""With 8-row tiles the slowest CTA may read this much more than an even share of the weights without padding."""
+
+
+def choose_layout(
+    config: ModelConfig, choice: TileRowsChoice, context_tokens: int, slowest: Callable[[WeightLayout], float]
+) -> WeightLayout:
+    """Return the layout with the tile rows that were asked for; "auto": 8 rows unless they waste more than 5 %.
+
+    `slowest` says how many bytes of matrices per token the most loaded CTA would read, times the number of CTAs. Of all
+    ways to use 4-row tiles the one with the least waste is taken, and of equals the one with the most 8-row tiles.
+    """
+    if isinstance(choice, TileRows):
+        return weight_layout(config, choice, context_tokens=context_tokens)
+    if choice != "auto":
+        return weight_layout(config, TileRows(choice, choice, choice, choice), context_tokens=context_tokens)
+    best = weight_layout(config, TileRows(), context_tokens=context_tokens)
+    needed = (
+        config.num_hidden_layers
+        * config.hidden_size
+        * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
+    )
+    needed_bytes = 2 * (needed + config.vocab_size * config.hidden_size)
+    least = slowest(best)
+    if least <= (1 + TOLERATED_WASTE) * needed_bytes:
+        return best
+    for rows in sorted(itertools.product(get_args(Rows), repeat=4), key=sum, reverse=True):
+        layout = weight_layout(config, TileRows(*rows), context_tokens=context_tokens)
+        if slowest(layout) < least:
+            best, least = layout, slowest(layout)
+    return best

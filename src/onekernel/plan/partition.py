@@ -1,0 +1,130 @@
+"""Who does what: row tiles and KV heads shared out over CTAs, so that all read the same number of bytes per token.
+
+The hidden rows have one owner for embed, out and down in all layers, because it keeps the residual in its shared
+memory. That is uneven (a CTA owns 1 or 2 tiles of 256 on 132), so a CTA with fewer hidden tiles gets more of the rest,
+layer by layer: the ring of a CTA reaches only one or two phases ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from onekernel.config import ModelConfig
+from onekernel.errors import ConfigError
+from onekernel.phases.frame import HeadShare, Ints, Share
+from onekernel.plan.chunks import members_of
+from onekernel.weights.arena import LAYER_MATRICES, MatrixKind, MatrixPlace, WeightLayout
+
+Strategy = Literal["balanced", "even"]
+"""balanced: equal bytes for each CTA. even: equal tiles in each phase."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The shares of a plan. Products are keyed by matrix kind and layer; out and down have the hidden rows' share."""
+
+    products: Mapping[tuple[MatrixKind, int], Share]
+    hidden: Share
+    heads: HeadShare
+
+    def bytes_per_cta(self, layout: WeightLayout) -> Ints:
+        """Return the bytes of matrices each CTA reads per token, (ctas,)."""
+        parts = [share.count * layout.matrices[key].tile_bytes for key, share in self.products.items()]
+        total: Ints = np.sum(parts, axis=0)
+        return total
+
+
+def make_partition(
+    config: ModelConfig, layout: WeightLayout, ctas: int, strategy: Strategy = "balanced", order: Sequence[int] = ()
+) -> Partition:
+    """Share out a model's tiles and heads over `ctas` CTAs.
+
+    `order`, a permutation of the CTAs, says who gets the first share, the second, and so on. Raises ConfigError if it
+    is none.
+    """
+    if order and sorted(order) != list(range(ctas)):
+        raise ConfigError(f"the order of {len(order)} CTAs is not a permutation of 0 to {ctas - 1}")
+    hidden = _even(layout.hidden_tiles, ctas)
+    counts = _balanced(layout, hidden) if strategy == "balanced" else _even_everywhere(layout, hidden)
+    place_of = np.argsort(order) if order else np.arange(ctas)
+    products = {key: _share(count, place_of) for key, count in counts.items()}
+    return Partition(products, products["out", 0], _share_heads(ctas, config.num_key_value_heads, place_of))
+
+
+def _even(tiles: int, ctas: int) -> Ints:
+    return np.diff(tiles * np.arange(ctas + 1) // ctas)
+
+
+def _even_everywhere(layout: WeightLayout, hidden: Ints) -> dict[tuple[MatrixKind, int], Ints]:
+    owned = ("out", "down")
+    return {
+        key: hidden if key[0] in owned else _even(place.row_tiles, len(hidden))
+        for key, place in layout.matrices.items()
+    }
+
+
+def _balanced(layout: WeightLayout, hidden: Ints) -> dict[tuple[MatrixKind, int], Ints]:
+    counts: dict[tuple[MatrixKind, int], Ints] = {}
+    load = np.zeros(len(hidden))
+    for layer in range(len(layout.constants.attention_norms)):
+        qkv, out, gate_up, down = (layout.matrices[kind, layer] for kind in LAYER_MATRICES)
+        load += hidden * (out.tile_bytes + down.tile_bytes)
+        # qkv gets its part of what the layer still has to give each CTA, gate_up exactly what levels the loads.
+        both = _level(load, qkv.total_bytes + gate_up.total_bytes)
+        counts["qkv", layer] = first = _whole(both * (qkv.row_tiles / both.sum()), qkv.row_tiles)
+        load += first * qkv.tile_bytes
+        counts["out", layer] = hidden
+        counts["gate_up", layer] = second = _levelled(load, gate_up)
+        load += second * gate_up.tile_bytes
+        counts["down", layer] = hidden
+    counts["head", 0] = _levelled(load, layout.head)
+    return counts
+
+
+def _levelled(load: Floats, place: MatrixPlace) -> Ints:
+    return _whole(_level(load, place.total_bytes) / place.tile_bytes, place.row_tiles)
+
+
+def _level(load: Floats, amount: float) -> Floats:
+    """Return what each CTA gets of `amount` so that the least loaded ones end at one level."""
+    rising = np.sort(load)
+    below = rising * np.arange(1, len(load) + 1) - np.cumsum(rising)  # to bring all lower ones to this load
+    filled = int(np.searchsorted(below, amount, side="right"))
+    level = (amount + rising[:filled].sum()) / filled
+    shares: Floats = np.maximum(level - load, 0.0)
+    return shares
+
+
+def _whole(shares: Floats, tiles: int) -> Ints:
+    """Round shares of `tiles` tiles to whole ones: the largest remainders get what is left."""
+    whole = np.floor(shares).astype(np.int64)
+    left = tiles - int(whole.sum())
+    whole[np.argsort(whole - shares, kind="stable")[:left]] += 1
+    return whole
+
+
+def _share(count: Ints, place_of: Ints) -> Share:
+    first = np.cumsum(count) - count
+    return Share(first[place_of], count[place_of])
+
+
+def _share_heads(ctas: int, kv_heads: int, place_of: Ints) -> HeadShare:
+    members = members_of(ctas, kv_heads)
+    places = np.arange(ctas)
+    if ctas < kv_heads:
+        first, member = places, np.zeros_like(places)
+        count = -(-(kv_heads - first) // ctas)
+    else:
+        first, member = places // members, places % members
+        count = (first < kv_heads).astype(np.int64)
+        first = np.where(count > 0, first, 0)
+        member = np.where(count > 0, member, 0)
+    stride = min(ctas, kv_heads)
+    return HeadShare(first[place_of], count[place_of], member[place_of], stride)

@@ -1,0 +1,261 @@
+"""A decode step as data: which phases there are, what each CTA does in each, and where values and weights lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onekernel.config import ModelConfig
+from onekernel.errors import ConfigError
+from onekernel.phases.attention import task as attention
+from onekernel.phases.choose import task as choose
+from onekernel.phases.combine import task as combine
+from onekernel.phases.down import task as down
+from onekernel.phases.embed import task as embed
+from onekernel.phases.frame import Frame, Records, Words
+from onekernel.phases.gate_up import task as gate_up
+from onekernel.phases.head import task as head
+from onekernel.phases.out import task as out
+from onekernel.phases.qkv import task as qkv
+from onekernel.plan.abi import HEADER, TASK, Kind
+from onekernel.plan.chunks import members_of
+from onekernel.plan.layout import UNIT_BYTES, TileRowsChoice, WeightLayout, choose_layout, round_up
+from onekernel.plan.limits import Limits
+from onekernel.plan.partition import Partition, Strategy, make_partition
+from onekernel.plan.shared import SharedLayout, shared_layout
+
+LAYER_KINDS = (Kind.QKV, Kind.ATTENTION, Kind.COMBINE, Kind.OUT, Kind.GATE_UP, Kind.DOWN)
+PRODUCTS = (Kind.QKV, Kind.OUT, Kind.GATE_UP, Kind.DOWN, Kind.HEAD)
+_ALIGN_WORDS = 16  # a cache line of 128 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseInfo:
+    """A phase of a token; `layer` is 0 where there is none."""
+
+    kind: Kind
+    layer: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A part of the exchange: `words` words for each sequence, one sequence after another from `word` on."""
+
+    name: str
+    word: int
+    words: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plan:
+    """All that the megakernel is told of a model on a machine, besides the weights. `make_plan` makes it."""
+
+    config: ModelConfig
+    limits: Limits
+    layout: WeightLayout
+    header: npt.NDArray[np.void]
+    """One record, shape ()."""
+    tasks: npt.NDArray[np.void]
+    """(ctas, phases)."""
+    buffers: tuple[Buffer, ...]
+    phases: tuple[PhaseInfo, ...]
+    shared: SharedLayout
+
+    @property
+    def exchange_words(self) -> int:
+        """Words of 8 bytes of the whole exchange, cleared before each launch."""
+        return sum(_room(buffer, self.limits.sequences) for buffer in self.buffers)
+
+    @property
+    def members(self) -> int:
+        """CTAs that share a KV head."""
+        return int(self.header["members"])
+
+    @property
+    def bytes_per_phase(self) -> npt.NDArray[np.int64]:
+        """Bytes of matrices that each CTA reads in each phase of a token, (ctas, phases)."""
+        read: npt.NDArray[np.int64] = self.tasks["count"].astype(np.int64) * self.tasks["k_units"] * UNIT_BYTES
+        return read
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of matrices that all CTAs read per token."""
+        return int(self.bytes_per_phase.sum())
+
+    @property
+    def imbalance(self) -> float:
+        """Bytes per token of the most loaded CTA over the mean."""
+        per_cta = self.bytes_per_phase.sum(axis=1)
+        return float(per_cta.max() / per_cta.mean())
+
+    @property
+    def hand_overs(self) -> int:
+        """Phases of a token that wait for values of other CTAs; combine has work only with a long context."""
+        return sum(phase.kind not in (Kind.EMBED, Kind.COMBINE) for phase in self.phases)
+
+    def predicted_us(self, read_gbps: float, hand_over_us: float) -> float:
+        """Return the time of a token: the most loaded CTA's share of the memory's rate, and the hand-overs.
+
+        The parts add up in the model; in the kernel a hand-over partly hides behind the ring.
+        """
+        slowest_bytes = int(self.bytes_per_phase.sum(axis=1).max()) * self.limits.ctas
+        return slowest_bytes / (read_gbps * 1e3) + self.hand_overs * hand_over_us
+
+
+def make_plan(
+    config: ModelConfig,
+    limits: Limits,
+    *,
+    tile_rows: TileRowsChoice = "auto",
+    partition: Strategy = "balanced",
+    order: Sequence[int] = (),
+    vocab_limit: int | None = None,
+) -> Plan:
+    """Plan a model on a machine.
+
+    Token ids from `vocab_limit` on (None: vocab_size) are never chosen. `order` and `partition` give other plans with
+    the same results. Raises ConfigError if the model's shape or the shared memory does not allow one.
+    """
+    if config.head_dim % 4:
+        raise ConfigError(f"head_dim is {config.head_dim}; the megakernel takes values in fours: use the reference")
+    vocab_limit = config.vocab_size if vocab_limit is None else vocab_limit
+    if not 0 < vocab_limit <= config.vocab_size:
+        raise ConfigError(f"vocab_limit is {vocab_limit}; it must be from 1 to vocab_size, {config.vocab_size}")
+
+    def slowest(layout: WeightLayout) -> float:
+        return float(make_partition(config, layout, limits.ctas).bytes_per_cta(layout).max() * limits.ctas)
+
+    layout = choose_layout(config, tile_rows, limits.max_context, slowest)
+    shares = make_partition(config, layout, limits.ctas, partition, order)
+    phases = _phases(config)
+    buffers = _buffers(config, limits, layout)
+    words = Words(**{buffer.name: buffer.word for buffer in buffers})
+    frame = Frame(config, layout, words, len(phases))
+    tasks = np.zeros((limits.ctas, len(phases)), TASK.dtype)
+    for phase in phases:
+        records = tasks[:, phase.index]
+        _fill(records, frame, phase, shares)
+        records["kind"], records["layer"] = phase.kind, phase.layer
+    shared = _shared(config, limits, layout, tasks)
+    header = _header(config, limits, layout, buffers, shared, tasks)
+    header["vocab_limit"] = vocab_limit
+    return Plan(config, limits, layout, header, tasks, buffers, phases, shared)
+
+
+def _phases(config: ModelConfig) -> tuple[PhaseInfo, ...]:
+    kinds = [(kind, layer) for layer in range(config.num_hidden_layers) for kind in LAYER_KINDS]
+    kinds = [(Kind.EMBED, 0), *kinds, (Kind.HEAD, 0), (Kind.CHOOSE, 0)]
+    return tuple(PhaseInfo(kind, layer, index) for index, (kind, layer) in enumerate(kinds))
+
+
+def _fill(records: Records, frame: Frame, phase: PhaseInfo, shares: Partition) -> None:
+    layer, index = phase.layer, phase.index
+    match phase.kind:
+        case Kind.EMBED:
+            embed.tasks(records, frame, shares.hidden)
+        case Kind.QKV:
+            qkv.tasks(records, frame, layer, index, shares.products["qkv", layer])
+        case Kind.ATTENTION:
+            attention.tasks(records, frame, index, shares.heads)
+        case Kind.COMBINE:
+            combine.tasks(records, frame, index, shares.heads)
+        case Kind.OUT:
+            out.tasks(records, frame, layer, index, shares.hidden)
+        case Kind.GATE_UP:
+            gate_up.tasks(records, frame, layer, index, shares.products["gate_up", layer])
+        case Kind.DOWN:
+            down.tasks(records, frame, layer, index, shares.hidden)
+        case Kind.HEAD:
+            head.tasks(records, frame, index, shares.products["head", 0])
+        case Kind.CHOOSE:
+            choose.tasks(records, frame, index)
+
+
+def _buffers(config: ModelConfig, limits: Limits, layout: WeightLayout) -> tuple[Buffer, ...]:
+    """Place the buffers one after another. A word holds two bf16 values, or one float32 in partial, best and token."""
+    partials = config.num_attention_heads * members_of(limits.ctas, config.num_key_value_heads)
+    words = {
+        "x": layout.hidden_rows // 2,
+        "qkv": layout.matrices["qkv", 0].padded_rows // 2,
+        "partial": partials * (config.head_dim + 2),
+        "mixed": config.q_size // 2,
+        "inner": layout.matrices["gate_up", 0].padded_rows // 4,
+    }
+    buffers: list[Buffer] = []
+    end = 0
+    for name, count in words.items():
+        buffers.append(Buffer(name, end, round_up(count, _ALIGN_WORDS)))
+        end += _room(buffers[-1], limits.sequences)
+    for name, count in (("best", 2 * limits.ctas), ("token", 1)):  # without gaps between the sequences
+        buffers.append(Buffer(name, end, count))
+        end += _room(buffers[-1], limits.sequences)
+    return tuple(buffers)
+
+
+def _room(buffer: Buffer, sequences: int) -> int:
+    return round_up(buffer.words * sequences, _ALIGN_WORDS)
+
+
+def _shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]) -> SharedLayout:
+    rows = tasks["count"] * np.where(tasks["flags"] == 1, 4, 8)
+    summed = np.isin(tasks["kind"], [kind for kind in PRODUCTS if kind != Kind.HEAD])
+    return shared_layout(
+        limits,
+        phases=tasks.shape[1],
+        max_inputs=max(place.padded_columns for place in layout.matrices.values()),
+        most_rows=int(rows[summed].max()),
+        max_hidden_rows=_max_hidden_rows(tasks, layout),
+        group=config.num_attention_heads // config.num_key_value_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def _max_hidden_rows(tasks: npt.NDArray[np.void], layout: WeightLayout) -> int:
+    return int(tasks["count"][:, 0].max()) * layout.tile_rows.residual
+
+
+def _header(
+    config: ModelConfig,
+    limits: Limits,
+    layout: WeightLayout,
+    buffers: tuple[Buffer, ...],
+    shared: SharedLayout,
+    tasks: npt.NDArray[np.void],
+) -> npt.NDArray[np.void]:
+    values: dict[str, Any] = {
+        "embedding": layout.embedding_bytes,
+        "phases": tasks.shape[1],
+        "ctas": limits.ctas,
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "hidden_rows": layout.hidden_rows,
+        "kv_heads": config.num_key_value_heads,
+        "num_pages": limits.num_pages,
+        "table_pages": limits.table_pages,
+        "block_pages": limits.block_pages,
+        "members": members_of(limits.ctas, config.num_key_value_heads),
+        "rope": layout.constants.rope,
+        "q_norm": layout.constants.q_norm,
+        "k_norm": layout.constants.k_norm,
+        "embed_packed": int(layout.embed_packed),
+        "embed_units": layout.head.k_units,
+        "embed_rows_4": int(layout.head.tile_rows == 4),
+        "eps": config.rms_norm_eps,
+        "max_inputs": max(place.padded_columns for place in layout.matrices.values()),
+        "max_rows": shared.max_rows,
+        "head_dim": config.head_dim,
+        "max_hidden_rows": _max_hidden_rows(tasks, layout),
+    }
+    for buffer in buffers:
+        values[f"{buffer.name}_word"] = buffer.word
+        if f"{buffer.name}_words" in (HEADER.dtype.names or ()):
+            values[f"{buffer.name}_words"] = buffer.words
+    header = np.zeros((), HEADER.dtype)
+    for name, value in values.items():
+        header[name] = value
+    return header

@@ -1,0 +1,99 @@
+"""The shared memory of a CTA: what the kernel keeps there, in which order, and how many ring stages are left over."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from onekernel.config import PAGE_TOKENS
+from onekernel.errors import ConfigError
+from onekernel.plan.abi import TASK
+from onekernel.plan.limits import Limits
+from onekernel.weights.arena import round_up
+
+MIN_STAGES = 4
+"""Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
+
+_BARRIER_BYTES = 16
+_WORDS = 64
+_WARP = 32
+_LANE_VALUES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """Parts in their order, each a multiple of 16 bytes; offsets in bytes from the start."""
+
+    stages: int
+    ring_bytes: int
+    tasks: int
+    """The CTA's task records."""
+    x: int
+    """(sequences, max_inputs) bf16: a phase's inputs."""
+    partial: int
+    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; attention keeps its scratch here too."""
+    residual: int
+    """(sequences, max_hidden_rows) float32."""
+    heads: int
+    """(group + 2, head_dim) float32: attention's queries, new key, new value."""
+    sums: int
+    """(sequences, consumer_warps) float32."""
+    words: int
+    """64 words."""
+    total_bytes: int
+    max_rows: int
+    """Rows whose partial sums fit; a phase with more takes them in runs."""
+
+
+def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
+    """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
+
+    Each warp merges some heads of the group, so few that a lane holds at most 16 query values, and keeps a piece's
+    scores. Raises ConfigError if a piece of keys does not fit a stage.
+    """
+    pairs = -(-head_dim // 2 // _WARP)
+    splits = 1
+    while splits < warps and -(-group // splits) * pairs * 2 > _LANE_VALUES:
+        splits *= 2
+    piece = PAGE_TOKENS if PAGE_TOKENS * head_dim * 2 <= stage_bytes else PAGE_TOKENS // 2
+    if piece * head_dim * 2 > stage_bytes:
+        raise ConfigError(
+            f"{piece} keys of {head_dim} values take {piece * head_dim * 2} bytes, more than a ring stage of "
+            f"{stage_bytes}: use {-(-piece * head_dim * 2 // 1024)} consumer warps or more"
+        )
+    return warps * -(-group // splits) * (head_dim + 2 + piece // (warps // splits))
+
+
+def shared_layout(
+    limits: Limits, *, phases: int, max_inputs: int, most_rows: int, max_hidden_rows: int, group: int, head_dim: int
+) -> SharedLayout:
+    """Lay out a CTA's shared memory; whatever is left over becomes ring.
+
+    `most_rows` is what the widest phase but the head would like to sum at once; it gets as little as one stage's rows
+    if the ring would otherwise have fewer than 4 stages. Raises ConfigError if even that does not fit.
+    """
+    scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
+    fewest_rows = 8 * limits.consumer_warps
+    for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
+        parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch)
+        sizes = (
+            phases * TASK.dtype.itemsize,
+            limits.sequences * max_inputs * 2,
+            round_up(parts, 4) * 4,
+            limits.sequences * max_hidden_rows * 4,
+            round_up((group + 2) * head_dim, 4) * 4,
+            round_up(limits.sequences * limits.consumer_warps, 4) * 4,
+            _WORDS * 4,
+        )
+        stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
+        if stages >= MIN_STAGES:
+            break
+    else:
+        raise ConfigError(
+            f"shared memory of {limits.shared_bytes} bytes leaves {max(stages, 0)} ring stages of {limits.stage_bytes} "
+            f"bytes beside {sum(sizes)} bytes for {limits.sequences} sequences of {max_inputs} inputs; at least "
+            f"{MIN_STAGES} are needed: use fewer consumer warps, fewer sequences or a smaller model"
+        )
+    ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
+    tasks, x, partial, residual, heads, sums, words, total = itertools.accumulate(sizes, initial=ring)
+    return SharedLayout(stages, ring, tasks, x, partial, residual, heads, sums, words, total, max_rows)

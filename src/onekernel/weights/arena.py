@@ -1,0 +1,209 @@
+"""Where every matrix and every constant of a model lies on the device: from its dimensions alone, no tensor needed.
+
+One arena of bytes holds all matrices, packed as in `weights/dense.py`; one of float32 holds norms, biases and RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from onekernel.config import ModelConfig
+from onekernel.errors import ConfigError
+
+MatrixKind = Literal["qkv", "out", "gate_up", "down", "head"]
+"""A matrix is named after the phase that multiplies with it."""
+LAYER_MATRICES: tuple[MatrixKind, ...] = ("qkv", "out", "gate_up", "down")
+
+UNIT_BYTES = 1024
+"""The piece that a warp multiplies at once: 512 bf16 in fragment order."""
+_UNIT_VALUES = 512
+_ALIGN_BYTES = 256
+_ALIGN_FLOATS = 4
+
+Rows = Literal[4, 8]
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class TileRows:
+    """Rows of a weight unit, 8 (x 64 columns) or 4 (x 128). `out` and `down` share the residual's."""
+
+    residual: Rows = 8
+    qkv: Rows = 8
+    gate_up: Rows = 8
+    head: Rows = 8
+
+    def __post_init__(self) -> None:
+        for name in ("residual", "qkv", "gate_up", "head"):
+            if getattr(self, name) not in get_args(Rows):
+                raise ConfigError(f"the tiles of {name} have {getattr(self, name)} rows; they can have 4 or 8")
+
+    def of(self, kind: MatrixKind) -> Rows:
+        """Return the rows of one matrix's units."""
+        rows: Rows = self.residual if kind in ("out", "down") else getattr(self, kind)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlace:
+    """A packed matrix in the arena: row tile by row tile, the units of a row tile one after another along K.
+
+    `rows` and `columns` are the matrix's own; row_tiles * tile_rows and k_units * 512 / tile_rows include the padding.
+    """
+
+    offset_bytes: int
+    row_tiles: int
+    k_units: int
+    tile_rows: Rows
+    rows: int
+    columns: int
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of a unit."""
+        return _UNIT_VALUES // self.tile_rows
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows with the padding."""
+        return self.row_tiles * self.tile_rows
+
+    @property
+    def padded_columns(self) -> int:
+        """Columns with the padding: what a kernel needs of the inputs in shared memory."""
+        return self.k_units * self.tile_columns
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one row tile."""
+        return self.k_units * UNIT_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole matrix."""
+        return self.row_tiles * self.tile_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantsLayout:
+    """Offsets in floats. Norms of the hidden size are padded with zeros to whole units, biases to whole row tiles."""
+
+    attention_norms: tuple[int, ...]
+    """One for each layer."""
+    mlp_norms: tuple[int, ...]
+    final_norm: int
+    q_norm: int
+    """(layers, head_dim); meaningless without QK-norm."""
+    k_norm: int
+    biases: Mapping[tuple[MatrixKind, int], int]
+    """Bias of row 0 of the packed matrix, in the order of its rows; only for matrices that have one."""
+    norm_floats: int
+    """Floats of a norm of the hidden size, with padding."""
+    rope: int
+    """(context_tokens, head_dim / 2, 2): cosine and sine. It is last, so that the context moves nothing else."""
+    context_tokens: int
+    total_floats: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """The two arenas of a model."""
+
+    tile_rows: TileRows
+    matrices: Mapping[tuple[MatrixKind, int], MatrixPlace]
+    """By kind and layer; the head's layer is 0."""
+    embed_packed: bool
+    """Whether the embedding is the packed head; else it lies as (vocab_size, hidden_size) rows of bf16."""
+    embedding_bytes: int
+    """Offset of the embedding."""
+    total_bytes: int
+    constants: ConstantsLayout
+
+    @property
+    def head(self) -> MatrixPlace:
+        """The head's place."""
+        return self.matrices["head", 0]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of matrices that a token reads, padding included."""
+        return sum(place.total_bytes for place in self.matrices.values())
+
+    @property
+    def hidden_tiles(self) -> int:
+        """Row tiles of the residual."""
+        return self.matrices["out", 0].row_tiles
+
+    @property
+    def hidden_rows(self) -> int:
+        """Rows of the residual, padding included."""
+        return self.matrices["out", 0].padded_rows
+
+
+def weight_layout(config: ModelConfig, tile_rows: TileRows, *, context_tokens: int) -> WeightLayout:
+    """Lay out a model's arenas; the feed-forward's inner size is padded to 4, since values travel in fours."""
+    matrices: dict[tuple[MatrixKind, int], MatrixPlace] = {}
+    end = 0
+    for layer in range(config.num_hidden_layers):
+        for kind in LAYER_MATRICES:
+            matrices[kind, layer] = place = _place(config, kind, tile_rows, end)
+            end = round_up(end + place.total_bytes, _ALIGN_BYTES)
+    matrices["head", 0] = head = _place(config, "head", tile_rows, end)
+    end = round_up(end + head.total_bytes, _ALIGN_BYTES)
+    embedding = head.offset_bytes
+    if not config.tie_word_embeddings:
+        embedding = end
+        end = round_up(end + 2 * config.vocab_size * config.hidden_size, _ALIGN_BYTES)
+    constants = _constants(config, matrices, context_tokens)
+    return WeightLayout(tile_rows, matrices, config.tie_word_embeddings, embedding, end, constants)
+
+
+def _shape(config: ModelConfig, kind: MatrixKind) -> tuple[int, int]:
+    hidden = config.hidden_size
+    return {
+        "qkv": (config.q_size + 2 * config.kv_size, hidden),
+        "out": (hidden, config.q_size),
+        "gate_up": (2 * config.intermediate_size, hidden),
+        "down": (hidden, config.intermediate_size),
+        "head": (config.vocab_size, hidden),
+    }[kind]
+
+
+def _place(config: ModelConfig, kind: MatrixKind, tiles: TileRows, offset: int) -> MatrixPlace:
+    tile_rows = tiles.of(kind)
+    rows, columns = _shape(config, kind)
+    padded = 2 * round_up(config.intermediate_size, 4) if kind == "gate_up" else rows
+    k_units = -(-columns * tile_rows // _UNIT_VALUES)
+    return MatrixPlace(offset, -(-padded // tile_rows), k_units, tile_rows, rows, columns)
+
+
+def _constants(
+    config: ModelConfig, matrices: Mapping[tuple[MatrixKind, int], MatrixPlace], context_tokens: int
+) -> ConstantsLayout:
+    end = 0
+
+    def take(floats: int) -> int:
+        nonlocal end
+        start = end
+        end = round_up(end + floats, _ALIGN_FLOATS)
+        return start
+
+    layers = range(config.num_hidden_layers)
+    with_bias = {"qkv": config.qkv_bias, "out": config.o_bias, "gate_up": config.mlp_bias, "down": config.mlp_bias}
+    norm_floats = max(matrices[kind, 0].padded_columns for kind in ("qkv", "gate_up", "head"))
+    attention_norms = tuple(take(norm_floats) for _ in layers)
+    mlp_norms = tuple(take(norm_floats) for _ in layers)
+    final_norm = take(norm_floats)
+    heads = config.num_hidden_layers * config.head_dim if config.qk_norm else 0
+    q_norm, k_norm = take(heads), take(heads)
+    biases = {key: take(place.padded_rows) for key, place in matrices.items() if with_bias.get(key[0], False)}
+    rope = take(context_tokens * config.head_dim)
+    return ConstantsLayout(
+        attention_norms, mlp_norms, final_norm, q_norm, k_norm, biases, norm_floats, rope, context_tokens, end
+    )
