@@ -140,10 +140,10 @@ def _execute(command: list[str], timeout_s: float) -> subprocess.CompletedProces
 
 
 def _report(output: str) -> str:
-    """Cut a sanitizer's output to its finding and the frames that lead there."""
+    """Cut a sanitizer's output to its finding and the frames that lead there, without the shim's own."""
     lines = output.splitlines()
     start = next((i for i, line in enumerate(lines) if re.search(r"ERROR|WARNING|runtime error", line)), 0)
-    return "\n".join(lines[start : start + 40])
+    return "\n".join([line for line in lines[start:] if not re.search(r"std::|shim::(run_kernel|start)", line)][:40])
 
 
 def _write_launch(

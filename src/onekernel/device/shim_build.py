@@ -42,7 +42,7 @@ _COMMON = (
     "-x",
     "c++",
     "-std=c++17",
-    "-g",
+    "-g1",
     "-pthread",
     "-fno-strict-aliasing",
     "-ffp-contract=off",

@@ -91,15 +91,17 @@ inline void bulk_copy(void* to, const void* from, u32 bytes, u64* landed) {
   begin(transfer);
 }
 
-// What happens by itself while threads run: some copy lands, some relaxed store becomes visible. In no particular order.
+// What happens by itself while threads run: some copy lands, some relaxed store becomes visible. In no particular order,
+// and on average once in as many yields as there are threads, so that each of them may look before and after.
 [[maybe_unused]] inline void progress(Block& block, Random& random) {
-  if (!block.transfers.empty() && random.one_in(4)) {
+  const u32 threads = static_cast<u32>(block.threads.size());
+  if (!block.transfers.empty() && random.one_in(threads)) {
     size_t i = random.below(static_cast<u32>(block.transfers.size()));
     Transfer transfer = block.transfers[i];
     block.transfers.erase(block.transfers.begin() + static_cast<ptrdiff_t>(i));
     land(transfer);
   }
-  if (!block.stores.empty() && random.one_in(4)) {
+  if (!block.stores.empty() && random.one_in(threads)) {
     const void* word = block.stores[random.below(static_cast<u32>(block.stores.size()))].to;
     auto oldest = std::find_if(block.stores.begin(), block.stores.end(), [&](auto& store) { return store.to == word; });
     perform(*oldest);

@@ -33,6 +33,7 @@ inline void run(Launch& launch) {
                     std::chrono::microseconds(static_cast<long long>(launch.config.timeout_s * 1e6));
   std::vector<std::thread> os_threads;
   for (u32 index : order) start(*launch.blocks[index], os_threads);
+  launch.started.store(true, std::memory_order_relaxed);
   for (auto& thread : os_threads) thread.join();
 }
 

@@ -1,5 +1,6 @@
-// Device threads as OS threads, for ThreadSanitizer. Waits poll with sched_yield() and take no lock: a lock would order
-// accesses that the kernel itself does not order, and hide the race that this build is for.
+// Device threads as OS threads, for ThreadSanitizer. Waits poll with sched_yield(), and threads share no lock and no
+// reference count: these would order accesses that the kernel itself does not order, and hide the race that this build is
+// for.
 #pragma once
 
 namespace shim {
@@ -19,14 +20,16 @@ inline void scheduling_point() {
 void finish(Block& block);
 
 inline void start(Block& block, std::vector<std::thread>& os_threads) {
-  auto remaining = std::make_shared<std::atomic<size_t>>(block.threads.size());
+  block.running = static_cast<u32>(block.threads.size());
   for (auto& thread : block.threads) {
-    os_threads.emplace_back([thread = thread.get(), remaining] {
+    os_threads.emplace_back([thread = thread.get()] {
       self = thread;
-      Launch& launch = *thread->block->launch;
+      Block& block = *thread->block;
+      Launch& launch = *block.launch;
+      while (!launch.started.load(std::memory_order_relaxed)) sched_yield();
       try {
         launch.call(launch.kernel);
-        if (remaining->fetch_sub(1) == 1) finish(*thread->block);
+        if (block.running.fetch_sub(1) == 1) finish(block);
       } catch (const Stopped&) {
       }
     });

@@ -106,7 +106,8 @@ struct Block {
   std::vector<Transfer> transfers;   // fibers only: with OS threads a transfer is done at once
   std::vector<PendingStore> stores;  // fibers only, likewise
   Fiber host;
-  u32 running = 0, turns = 0;
+  u32 turns = 0;
+  std::atomic<u32> running{0};  // OS threads only
   std::atomic<bool> ended{false};
 };
 
@@ -124,7 +125,7 @@ struct Launch {
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::chrono::steady_clock::time_point deadline;
-  std::atomic<bool> failed{false};
+  std::atomic<bool> started{false}, failed{false};
   std::mutex mutex;
   char message[1024] = "";
 };

@@ -1,0 +1,66 @@
+"""The kernels that measure the machine read what they claim to read, and hand over what they claim to hand over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onekernel.device.shim_build import Build
+from onekernel.device.watch import Watch
+from onekernel.errors import DeviceError
+from onekernel.kernels.machine import HOP_THREADS, READ_ALL, READ_THREADS, cluster_hop, hop_shared_bytes
+
+
+@pytest.mark.parametrize("vectors", [5, 4096, 20_011])
+def test_every_vector_is_read_once(device, vectors: int) -> None:
+    data = torch.randint(-(2**31), 2**31 - 1, (vectors, 4), dtype=torch.int32, device=device.torch)
+    sums = torch.zeros(2 * READ_THREADS, dtype=torch.int32, device=device.torch)
+    device.load(READ_ALL).launch(2, READ_THREADS, [data, vectors, sums])
+    want = data[0, 0] ^ data[0, 0]
+    for value in data.reshape(-1).cpu():
+        want = want ^ value.to(want.device)
+    got = 0
+    for value in sums.tolist():
+        got ^= value
+    assert got == int(want)
+
+
+def total(words: int, rounds: int) -> int:
+    """What the threads of one CTA sum up to, modulo 2^32: `hop_value` in cluster_hop.cu."""
+    return sum(r * 40503 + i * 9973 for r in range(rounds) for i in range(words)) % 2**32
+
+
+def hop(kernel, device: torch.device, cluster: int, words: int, rounds: int) -> tuple[list[int], Watch]:
+    ctas = 2 * cluster
+    watch = Watch.create(device, ctas, HOP_THREADS, max_turns=4096 if device.type == "cpu" else 4_000_000)
+    sums = torch.zeros(ctas * HOP_THREADS, dtype=torch.int32, device=device)
+    kernel.launch(
+        ctas,
+        HOP_THREADS,
+        [words, rounds, sums, *watch.args],
+        shared_bytes=hop_shared_bytes(words),
+        cluster=cluster,
+    )
+    return [int(part) % 2**32 for part in sums.cpu().view(ctas, HOP_THREADS).long().sum(1)], watch
+
+
+@pytest.mark.parametrize("entry", ["cluster_hop_tagged", "cluster_hop_async"])
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_every_value_arrives_in_every_round(device, entry: str, cluster: int) -> None:
+    sums, watch = hop(device.load(cluster_hop(entry)), device.torch, cluster, words=40, rounds=5)
+    watch.check(entry)
+    assert sums == [total(40, 5)] * (2 * cluster)
+
+
+def test_a_cluster_that_waits_in_vain_is_stopped(shim, with_fault) -> None:
+    spec = with_fault(cluster_hop("cluster_hop_tagged"), "cluster_hop.cu", "i < end; i += WARP", "i + 1 < end; i += WARP")
+    _, watch = hop(shim(spec), torch.device("cpu"), 2, words=8, rounds=2)
+    with pytest.raises(DeviceError, match="waited for cluster value 3: expected 1, saw 0, gave up"):
+        watch.check("cluster_hop_tagged")
+
+
+def test_address_sanitizer_finds_nothing(shim) -> None:
+    kernel = shim(cluster_hop("cluster_hop_async"), build=Build.ADDRESS)
+    sums, watch = hop(kernel, torch.device("cpu"), 2, words=8, rounds=3)
+    watch.check("cluster_hop_async")
+    assert sums == [total(8, 3)] * 4
