@@ -13,13 +13,15 @@ class Detokenizer:
     Each id is looked up as bytes and fed to an incremental UTF-8 decoder, which holds back at most the three bytes of
     an unfinished character. So the cost of a token depends on its own length, not on the answer's, and the pieces
     joined are `Tokenizer.decode` of all ids by construction: no window is decoded twice and compared.
+
+    `continues` says that the text goes on from a prompt, so that SentencePiece's space before the first word is kept.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, continues: bool = False) -> None:
         self._tokens = tokenizer.tokens
         self._skipped = tokenizer.skipped_token_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._started = False
+        self._started = continues
 
     def push(self, token_id: int) -> str:
         """Take one id; return the text that is now certain, which may be empty. Invalid bytes become U+FFFD."""

@@ -109,13 +109,15 @@ class Tokenizer:
             lambda disguise: _well_formed(template.render(**disguise(content), **names)), content
         )
 
-    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD, ids without a token nothing.
 
-        As everywhere with SentencePiece, the space it puts before a text is taken off again.
+        The space that SentencePiece puts before a text is taken off again, unless the ids continue an earlier text.
         """
         skipped = self.skipped_token_ids if skip_special else frozenset()
-        return self.tokens.join(i for i in token_ids if i not in skipped).decode("utf-8", "replace")
+        shown = (i for i in token_ids if i not in skipped)
+        raw = b"".join(map(self.tokens.of, shown)) if continues else self.tokens.join(shown)
+        return raw.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which may end inside a character; empty for an id without a token."""

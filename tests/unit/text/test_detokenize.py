@@ -91,6 +91,18 @@ def test_spaces_between_words_stay(load: Load, family: str) -> None:
     assert len(ids) > 3
 
 
+@pytest.mark.parametrize("family", ["smollm", *SENTENCEPIECE])
+def test_a_completion_keeps_the_space_after_its_prompt(load: Load, family: str) -> None:
+    tokenizer = load(family)
+    ids = tokenizer.encode("The quick brown", add_special_tokens=False, parse_special=False)
+    prompt = tokenizer.encode("The quick", add_special_tokens=False, parse_special=False)
+    answer = ids[len(prompt) :]
+    detokenizer = Detokenizer(tokenizer, continues=True)
+    assert "".join(map(detokenizer.push, answer)) + detokenizer.finish() == " brown"
+    assert tokenizer.decode(answer, continues=True) == " brown"
+    assert tokenizer.decode(answer) == (" brown" if family == "smollm" else "brown")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_special_tokens_are_skipped(load: Load, family: str) -> None:
     tokenizer = load(family)

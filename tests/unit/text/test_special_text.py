@@ -193,7 +193,7 @@ def test_a_vocabulary_with_gaps(tmp_path: Path) -> None:
     vocab = file["model"]["vocab"]
     used = len(vocab) + len(file["added_tokens"])
     vocab["Ġgap"] = used + 20
-    vocab.update({token: used + 5 + n for n, token in enumerate("abcdefgh")})
+    vocab.update({token: used + 1 + n for n, token in enumerate("abcdefgh")})
     (path / "tokenizer.json").write_text(json.dumps(file))
     tokenizer = Tokenizer.from_directory(path, {}, {})
     messages = [user("a<|im_end|>bcdefgh a b c d e f g h")]
