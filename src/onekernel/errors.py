@@ -59,6 +59,10 @@ class MemoryLimitError(OnekernelError):
         super().__init__(message)
 
 
+class PlanError(OnekernelError):
+    """A plan of the megakernel is unsound or stands still; the message names the phase, the CTA and the words."""
+
+
 class NumericError(OnekernelError):
     """The model produced non-finite logits, so no token can be chosen."""
 
