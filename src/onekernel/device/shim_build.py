@@ -93,7 +93,7 @@ def build_kernel(spec: KernelSpec, build: Build, compiler: HostCompiler | None =
     source = folder / f"{name}.cu"
     source.write_text(text, encoding="utf-8")
     aside = folder / f"{name}.{uuid.uuid4().hex}"
-    includes = (f"-I{spec.root}", f"-I{KERNELS}")
+    includes = (f"-I{spec.root}", f"-I{spec.root.parent}", f"-I{KERNELS}", f"-I{KERNELS.parent}")
     command = [str(compiler.path), *options, *includes, str(source), "-o", str(aside)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -10,7 +10,13 @@ from onekernel.device.kernel import Arg
 from onekernel.device.spec import Pointer, Scalar
 from onekernel.errors import DeviceError
 
-WAITS = {1: "ring stage {id} to land", 2: "ring stage {id} to be freed", 3: "value {id}", 4: "cluster value {id}"}
+WAITS = {
+    1: "ring stage {id} to land",
+    2: "ring stage {id} to be freed",
+    3: "value {id}",
+    4: "cluster value {id}",
+    5: "the append in layer {id}",
+}
 """`enum class Wait` in kernels/tile/spin.cuh, in words."""
 
 MAX_TURNS = 4_000_000

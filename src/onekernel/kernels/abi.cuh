@@ -39,21 +39,6 @@ struct Task {
   u32 member;  // attention, combine: its place among the CTAs of its KV heads
 };
 static_assert(sizeof(Task) == 64);
-static_assert(__builtin_offsetof(Task, weights) == 0);
-static_assert(__builtin_offsetof(Task, kind) == 8);
-static_assert(__builtin_offsetof(Task, flags) == 12);
-static_assert(__builtin_offsetof(Task, first) == 16);
-static_assert(__builtin_offsetof(Task, count) == 20);
-static_assert(__builtin_offsetof(Task, k_units) == 24);
-static_assert(__builtin_offsetof(Task, inputs) == 28);
-static_assert(__builtin_offsetof(Task, in_word) == 32);
-static_assert(__builtin_offsetof(Task, in_phase) == 36);
-static_assert(__builtin_offsetof(Task, out_word) == 40);
-static_assert(__builtin_offsetof(Task, norm) == 44);
-static_assert(__builtin_offsetof(Task, bias) == 48);
-static_assert(__builtin_offsetof(Task, layer) == 52);
-static_assert(__builtin_offsetof(Task, stride) == 56);
-static_assert(__builtin_offsetof(Task, member) == 60);
 
 // What is the same for all CTAs and all tokens.
 struct Header {
@@ -87,45 +72,10 @@ struct Header {
   u32 embed_packed;  // 1: the embedding is the packed head, whose tasks' flags say how
   u32 embed_units;  // packed embedding: weight units along K
   u32 embed_rows_4;  // packed embedding: 1 if its units are 4 x 128
-  f32 eps;  // rms_norm_eps
+  float eps;  // rms_norm_eps
   u32 max_inputs;  // widest phase: values in shared memory for each sequence, in whole units
   u32 max_rows;  // most rows of one CTA in one phase but the head: partial sums in shared memory
   u32 head_dim;  // head_dim, which is compiled in too
   u32 max_hidden_rows;  // most hidden rows of one CTA: the residual in shared memory
 };
 static_assert(sizeof(Header) == 144);
-static_assert(__builtin_offsetof(Header, embedding) == 0);
-static_assert(__builtin_offsetof(Header, phases) == 8);
-static_assert(__builtin_offsetof(Header, ctas) == 12);
-static_assert(__builtin_offsetof(Header, layers) == 16);
-static_assert(__builtin_offsetof(Header, hidden) == 20);
-static_assert(__builtin_offsetof(Header, hidden_rows) == 24);
-static_assert(__builtin_offsetof(Header, vocab_limit) == 28);
-static_assert(__builtin_offsetof(Header, kv_heads) == 32);
-static_assert(__builtin_offsetof(Header, num_pages) == 36);
-static_assert(__builtin_offsetof(Header, table_pages) == 40);
-static_assert(__builtin_offsetof(Header, block_pages) == 44);
-static_assert(__builtin_offsetof(Header, members) == 48);
-static_assert(__builtin_offsetof(Header, x_word) == 52);
-static_assert(__builtin_offsetof(Header, x_words) == 56);
-static_assert(__builtin_offsetof(Header, qkv_word) == 60);
-static_assert(__builtin_offsetof(Header, qkv_words) == 64);
-static_assert(__builtin_offsetof(Header, partial_word) == 68);
-static_assert(__builtin_offsetof(Header, partial_words) == 72);
-static_assert(__builtin_offsetof(Header, mixed_word) == 76);
-static_assert(__builtin_offsetof(Header, mixed_words) == 80);
-static_assert(__builtin_offsetof(Header, inner_word) == 84);
-static_assert(__builtin_offsetof(Header, inner_words) == 88);
-static_assert(__builtin_offsetof(Header, best_word) == 92);
-static_assert(__builtin_offsetof(Header, token_word) == 96);
-static_assert(__builtin_offsetof(Header, rope) == 100);
-static_assert(__builtin_offsetof(Header, q_norm) == 104);
-static_assert(__builtin_offsetof(Header, k_norm) == 108);
-static_assert(__builtin_offsetof(Header, embed_packed) == 112);
-static_assert(__builtin_offsetof(Header, embed_units) == 116);
-static_assert(__builtin_offsetof(Header, embed_rows_4) == 120);
-static_assert(__builtin_offsetof(Header, eps) == 124);
-static_assert(__builtin_offsetof(Header, max_inputs) == 128);
-static_assert(__builtin_offsetof(Header, max_rows) == 132);
-static_assert(__builtin_offsetof(Header, head_dim) == 136);
-static_assert(__builtin_offsetof(Header, max_hidden_rows) == 140);

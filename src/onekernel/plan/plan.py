@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -141,8 +140,10 @@ def make_plan(
         records = tasks[:, phase.index]
         _fill(records, frame, phase, shares)
         records["kind"], records["layer"] = phase.kind, phase.layer
-    shared = _shared(config, limits, layout, tasks)
-    header = _header(config, limits, layout, buffers, shared, tasks)
+    shared = plan_shared(config, limits, layout, tasks)
+    header = np.zeros((), HEADER.dtype)
+    for name, value in header_values(config, limits, layout, buffers, shared, tasks).items():
+        header[name] = value
     header["vocab_limit"] = vocab_limit
     return Plan(config, limits, layout, header, tasks, buffers, phases, shared)
 
@@ -201,7 +202,8 @@ def _room(buffer: Buffer, sequences: int) -> int:
     return round_up(buffer.words * sequences, _ALIGN_WORDS)
 
 
-def _shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]) -> SharedLayout:
+def plan_shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]) -> SharedLayout:
+    """Return the shared memory that these tasks need; raises ConfigError if it does not fit."""
     rows = tasks["count"] * np.where(tasks["flags"] == 1, 4, 8)
     summed = np.isin(tasks["kind"], [kind for kind in PRODUCTS if kind != Kind.HEAD])
     return shared_layout(
@@ -219,15 +221,16 @@ def _max_hidden_rows(tasks: npt.NDArray[np.void], layout: WeightLayout) -> int:
     return int(tasks["count"][:, 0].max()) * layout.tile_rows.residual
 
 
-def _header(
+def header_values(
     config: ModelConfig,
     limits: Limits,
     layout: WeightLayout,
     buffers: tuple[Buffer, ...],
     shared: SharedLayout,
     tasks: npt.NDArray[np.void],
-) -> npt.NDArray[np.void]:
-    values: dict[str, Any] = {
+) -> dict[str, float]:
+    """Return the header's fields but for vocab_limit, which the tokenizer decides."""
+    values: dict[str, float] = {
         "embedding": layout.embedding_bytes,
         "phases": tasks.shape[1],
         "ctas": limits.ctas,
@@ -255,7 +258,4 @@ def _header(
         values[f"{buffer.name}_word"] = buffer.word
         if f"{buffer.name}_words" in (HEADER.dtype.names or ()):
             values[f"{buffer.name}_words"] = buffer.words
-    header = np.zeros((), HEADER.dtype)
-    for name, value in values.items():
-        header[name] = value
-    return header
+    return values

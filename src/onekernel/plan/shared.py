@@ -15,9 +15,8 @@ MIN_STAGES = 4
 """Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
 
 _BARRIER_BYTES = 16
-_WORDS = 64
 _WARP = 32
-_LANE_VALUES = 16
+_LANE_VALUES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class SharedLayout:
     sums: int
     """(sequences, consumer_warps) float32."""
     words: int
-    """64 words."""
+    """Words that threads tell each other through: leave, appended, tokens, then each warp's best logit and its token."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
@@ -48,7 +47,7 @@ class SharedLayout:
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
     """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
 
-    Each warp merges some heads of the group, so few that a lane holds at most 16 query values, and keeps a piece's
+    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, and keeps a piece's
     scores. Raises ConfigError if a piece of keys does not fit a stage.
     """
     pairs = -(-head_dim // 2 // _WARP)
@@ -62,6 +61,10 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
             f"{stage_bytes}: use {-(-piece * head_dim * 2 // 1024)} consumer warps or more"
         )
     return warps * -(-group // splits) * (head_dim + 2 + piece // (warps // splits))
+
+
+def _token_words(sequences: int) -> int:
+    return round_up(2 + sequences, 2)
 
 
 def shared_layout(
@@ -83,7 +86,7 @@ def shared_layout(
             limits.sequences * max_hidden_rows * 4,
             round_up((group + 2) * head_dim, 4) * 4,
             round_up(limits.sequences * limits.consumer_warps, 4) * 4,
-            _WORDS * 4,
+            round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
         if stages >= MIN_STAGES:

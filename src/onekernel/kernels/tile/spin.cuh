@@ -1,7 +1,7 @@
 // The only loops that wait for a word. Every wait counts its turns, now and then looks at the abort word, and gives up
 // when that is set or when it has waited too long; then it records who waited for what and returns false. The caller
-// drains its copies, comes to the barriers where others expect it, and leaves. So a stuck kernel ends by itself, says why,
-// and the CUDA context lives on, which a trap would cost.
+// drains its copies, comes to the barriers where others expect it, and leaves. So a stuck kernel ends by itself, says
+// why, and the CUDA context lives on, which a trap would cost.
 #pragma once
 
 #include "ptx/access.cuh"
@@ -15,6 +15,7 @@ enum class Wait : u32 {
   FREED = 2,   // the consumers of ring stage `id`
   VALUE = 3,   // the tagged word `id`
   SHARE = 4,   // the tagged word `id` in a cluster's distributed shared memory
+  APPENDED = 5,  // keys and values of layer `id` to be appended by this CTA
 };
 
 struct Watch {
@@ -52,7 +53,8 @@ __device__ __forceinline__ bool spin(const Watch& watch, Wait kind, u32 id, u64 
 }
 
 // Waits for the end of the mbarrier's phase of this parity. False: give up.
-__device__ __forceinline__ bool spin_mbarrier(const Watch& watch, Wait kind, u32 id, const Mbarrier* barrier, u32 parity) {
+__device__ __forceinline__ bool spin_mbarrier(const Watch& watch, Wait kind, u32 id, const Mbarrier* barrier,
+                                              u32 parity) {
   return spin(watch, kind, id, parity, [&](u64& seen) {
     seen = parity ^ 1;
     return mbarrier_try_wait(barrier, parity);

@@ -1,0 +1,148 @@
+"""A plan, packed weights and a kernel, put together: clears the exchange, launches, reads tokens as they come.
+
+Knows nothing of requests; `megakernel_backend.py` does. The kernel may be the GPU's or the CPU shim's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from onekernel.device.kernel import Arg, Kernel
+from onekernel.device.watch import Watch
+from onekernel.errors import ConfigError
+from onekernel.kernels.megakernel import MegakernelShape
+from onekernel.models.packed import PackedModel
+from onekernel.phases.attention.cache import KVCache
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_NON_FINITE, TOKEN_STOP
+from onekernel.plan.plan import Plan
+
+MAX_STOP_IDS = 64
+_TOKEN_BITS = TOKEN_NON_FINITE - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the kernel said of one token. `token_id` means nothing if the logits were not finite."""
+
+    token_id: int
+    last: bool
+    non_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Ring stages on their way at once, in phases of up to 40 stages for a CTA and in longer ones."""
+
+    short: int = 2
+    long: int = 3
+
+
+class Megakernel:
+    """One plan on one device with one kernel. `launch` returns at once on a GPU; `read` polls the tokens' slots."""
+
+    def __init__(self, plan: Plan, packed: PackedModel, cache: KVCache, kernel: Kernel, shape: MegakernelShape) -> None:
+        if plan.shared.stages < shape.stages:
+            raise ConfigError(
+                f"the plan leaves room for {plan.shared.stages} ring stages, the kernel was built for {shape.stages}"
+            )
+        device = packed.arena.device
+        pinned = device.type == "cuda"
+        sequences = plan.limits.sequences
+        self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
+        self._packed, self._cache = packed, cache
+        self._header = torch.frombuffer(bytearray(plan.header.tobytes()), dtype=torch.uint8).to(device)
+        self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
+        self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(MAX_LAUNCH_TOKENS, sequences, dtype=torch.int64, pin_memory=pinned)
+        self._words = self._slots.numpy()
+        self._cancel = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self.logits = torch.empty(sequences, plan.config.vocab_size, dtype=torch.float32, device=device)
+        self._stop_ids = torch.zeros(MAX_STOP_IDS, dtype=torch.int32, device=device)
+        self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA, with as many ring stages as the kernel was built for."""
+        spare = self.plan.shared.stages - self.shape.stages
+        return self.plan.shared.total_bytes - spare * (self.plan.limits.stage_bytes + 16)
+
+    def launch(
+        self,
+        first_tokens: Sequence[int],
+        positions: Sequence[int],
+        page_table: torch.Tensor,
+        limit: int,
+        *,
+        stop_ids: Sequence[int] = (),
+        want_logits: bool = False,
+        stop_after: int = NO_PHASE,
+        windows: Windows | None = None,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Start making up to `limit` tokens after `first_tokens`, which stand at `positions`.
+
+        page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
+        `stop_after` is a phase after which the kernel leaves, for tests. Raises ConfigError for more than MAX_STOP_IDS
+        ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
+        """
+        if not 1 <= limit <= MAX_LAUNCH_TOKENS:
+            raise ConfigError(f"limit is {limit}; one launch makes 1 to {MAX_LAUNCH_TOKENS} tokens")
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise ConfigError(f"{len(stop_ids)} stop token ids were given; the kernel takes at most {MAX_STOP_IDS}")
+        windows = windows or Windows()
+        self._words[:limit] = 0
+        self._cancel.zero_()
+        self.watch.abort.zero_()
+        self.watch.records.zero_()
+        self.exchange.zero_()
+        if stop_ids:
+            self._stop_ids[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
+        args: list[Arg] = [
+            self._header,
+            self._tasks,
+            self._packed.arena,
+            self._packed.constants,
+            self._cache.pages,
+            page_table,
+            self.exchange,
+            torch.tensor(first_tokens, dtype=torch.int32).to(self.device),
+            torch.tensor(positions, dtype=torch.int32).to(self.device),
+            self._stop_ids,
+            len(stop_ids),
+            limit,
+            self._slots,
+            self._cancel,
+            self.logits,
+            self.logits.shape[1] if want_logits else 0,
+            stop_after,
+            min(windows.short, self.shape.stages),
+            min(windows.long, self.shape.stages),
+            *self.watch.args,
+        ]
+        self.kernel.launch(
+            self.plan.limits.ctas,
+            self.shape.threads,
+            args,
+            shared_bytes=self.shared_bytes,
+            cooperative=True,
+            stream=stream,
+        )
+
+    def read(self, index: int, sequence: int = 0) -> Slot | None:
+        """Return token `index` of the running launch, None if it is not there yet. Makes no CUDA call."""
+        word = int(self._words[index, sequence])
+        if word >> 32 != index + 1:
+            return None
+        return Slot(word & _TOKEN_BITS, bool(word & TOKEN_STOP), bool(word & TOKEN_NON_FINITE))
+
+    def cancel(self) -> None:
+        """Ask the running launch to end after the token it is at."""
+        self._cancel.fill_(1)
+
+    def check(self) -> None:
+        """Raise DeviceError with the table of waits if the launch that has ended was stopped by a stuck wait."""
+        self.watch.check(self.kernel.spec.entry)

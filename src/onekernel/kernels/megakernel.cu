@@ -1,0 +1,172 @@
+// The megakernel: one persistent kernel that makes a whole answer. It interprets a plan (onekernel/plan): for every CTA a
+// list of tasks, one a phase, run token after token until an end-of-sequence token, the limit or the host ends it.
+//
+// A CTA is MK_WARPS warps that compute and one that loads. The loader streams the CTA's weights, and keys and values of
+// earlier positions, through the ring in the order of the tasks, without waiting for anything that this token computes.
+// Values travel between CTAs in tagged words: tag = token * phases + phase + 1.
+#include "phases/attention/kernel.cuh"
+#include "phases/choose/kernel.cuh"
+#include "phases/combine/kernel.cuh"
+#include "phases/down/kernel.cuh"
+#include "phases/embed/kernel.cuh"
+#include "phases/gate_up/kernel.cuh"
+#include "phases/head/kernel.cuh"
+#include "phases/out/kernel.cuh"
+#include "phases/qkv/kernel.cuh"
+
+// With short phases fewer bytes on their way: more would delay the values that everybody waits for.
+constexpr u32 LONG_PHASE = 40;
+
+__device__ __forceinline__ bool is_product(u32 kind) {
+  return kind == static_cast<u32>(Kind::QKV) || kind == static_cast<u32>(Kind::OUT) || kind == static_cast<u32>(Kind::GATE_UP) ||
+         kind == static_cast<u32>(Kind::DOWN) || kind == static_cast<u32>(Kind::HEAD);
+}
+
+// The one thread that fills the ring.
+struct Loader {
+  const Launch& launch;
+  const Watch& watch;
+  const u32* words;  // SharedWord
+  Producer<MK_STAGES, STAGE_BYTES, MK_WARPS> producer;
+
+  // Starts the next copy, unless the CTA leaves. It looks at the leave word while it waits: consumers that have left
+  // free nothing any more.
+  __device__ __forceinline__ bool fill(const u8* source, u32 bytes) {
+    if (producer.at.round > 0) {
+      const u32 stage = producer.at.stage, parity = (producer.at.round - 1) & 1;
+      const Mbarrier* freed = &producer.ring.freed[stage];
+      if (!spin(watch, Wait::FREED, stage, parity, [&](u64& seen) {
+            seen = parity ^ 1;
+            return mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0;
+          }))
+        return false;
+    }
+    return load_acquire_cta(words + WORD_LEAVE) == 0 && producer.fill(watch, source, bytes);
+  }
+
+  __device__ __forceinline__ bool product(const Task& task) {
+    const u8* source = launch.weights + task.weights;
+    const u64 bytes = static_cast<u64>(task.count) * task.k_units * UNIT_BYTES;
+    producer.window = bytes > LONG_PHASE * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
+    for (u64 done = 0; done < bytes; done += STAGE_BYTES)
+      if (!fill(source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
+    return true;
+  }
+
+  // Waits until this CTA has appended what the token before `token` left in this layer: the only thing it waits for.
+  __device__ __forceinline__ bool appended(u32 token, u32 layer) const {
+    const u32 layers = launch.header->layers, want = token * layers + layer + 1;
+    if (token == 0) return true;
+    const bool ok = spin(watch, Wait::APPENDED, layer, want - layers, [&](u64& seen) {
+      seen = load_acquire_cta(words + WORD_APPENDED);
+      return seen + layers >= want || load_acquire_cta(words + WORD_LEAVE) != 0;
+    });
+    fence_proxy_async_global();
+    return ok;
+  }
+
+  __device__ __forceinline__ bool attention(const Task& task, u32 token) {
+    if (task.count > 0 && !appended(token, task.layer)) return false;
+    producer.window = launch.short_window;
+    for (u32 s = 0; s < SEQUENCES; s++) {
+      for (u32 i = 0; i < task.count; i++) {
+        const u32 head = task.first + i * task.stride, position = launch.positions[s] + token;
+        const bool ok = cached_pieces(*launch.header, task.member, position, [&](u32 page, u32 first, u32 tokens) {
+          const u8* keys = launch.pages + page_offset(launch, task.layer, head, s, page) + first * HEAD_DIM * 2;
+          const u32 bytes = round_up(tokens, 8) * HEAD_DIM * 2;  // a multiple of 16, still inside the page
+          return fill(keys, bytes) && fill(keys + PAGE_TOKENS * HEAD_DIM * 2, bytes);
+        });
+        if (!ok) return false;
+      }
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void run(const Task* tasks) {
+    bool ok = true;
+    for (u32 token = 0; ok && token < launch.limit; token++) {
+      for (u32 p = 0; ok && p < launch.header->phases && p <= launch.stop_after; p++) {
+        const Task& task = tasks[p];
+        if (task.kind == static_cast<u32>(Kind::ATTENTION)) ok = attention(task, token);
+        if (is_product(task.kind)) ok = product(task);
+      }
+    }
+    producer.drain();
+  }
+};
+
+__device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& last, u32& stopped) {
+  const Kind kind = static_cast<Kind>(task.kind);
+  if (kind == Kind::EMBED) return embed_phase(m, task, last);
+  if (kind == Kind::ATTENTION) {
+    const bool ok = attention_phase(m, task);
+    // All appends of this phase lie before the barrier that ended it.
+    if (threadIdx.x == 0) store_release_cta(m.shared.words + WORD_APPENDED, m.shared.words[WORD_APPENDED] + 1);
+    return ok;
+  }
+  if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
+  if (kind == Kind::CHOOSE) return task.count == 0 || choose_phase(m, task, stopped);
+  if (kind == Kind::HEAD) start_bests(m);
+  bool ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
+    if (kind == Kind::QKV) qkv_rows(m, task, rows);
+    if (kind == Kind::OUT) residual_rows(m, task, rows);
+    if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows);
+    if (kind == Kind::DOWN) down_rows(m, task, rows);
+    if (kind == Kind::HEAD) head_rows(m, task, rows);
+  });
+  if (kind == Kind::HEAD) {
+    ok = m.meet(ok);
+    publish_bests(m);
+  }
+  return ok;
+}
+
+__device__ __forceinline__ void compute(Machine& m) {
+  u32 stopped = 0;
+  bool ok = true, last = false;
+  for (m.token = 0; ok && m.token < m.launch.limit; m.token++) {
+    for (m.phase = 0; ok && !last && m.phase < m.header.phases; m.phase++) {
+      ok = run_phase(m, m.shared.tasks[m.phase], last, stopped);
+      if (m.phase == m.launch.stop_after) last = true;
+    }
+    if (last) break;
+  }
+  if (threadIdx.x == 0) store_release_cta(m.shared.words + WORD_LEAVE, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
+    megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
+               const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
+               u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
+               u32 short_window, u32 long_window, u32* abort, u64* records, u32 max_turns) {
+  const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
+                      positions, stop_ids,   stop_count, limit, slots,      cancel,   logit_stride == 0 ? nullptr : logits,
+                      logit_stride, stop_after, short_window, long_window};
+  const Watch watch{abort, records, max_turns};
+  u8* bytes = dynamic_shared();
+  MegaRing ring(bytes);
+  Shared shared;
+  shared.tasks = reinterpret_cast<Task*>(bytes + MegaRing::BYTES);
+  shared.x = reinterpret_cast<u32*>(shared.tasks + header->phases);
+  shared.partial = reinterpret_cast<float*>(shared.x + SEQUENCES * header->max_inputs / 2);
+  const u32 parts = max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS);
+  shared.residual = shared.partial + round_up(parts, 4);
+  shared.heads = shared.residual + SEQUENCES * header->max_hidden_rows;
+  shared.sums = shared.heads + round_up((GROUP + 2) * HEAD_DIM, 4);
+  shared.words = reinterpret_cast<u32*>(shared.sums + SEQUENCES * MK_WARPS);
+  if (threadIdx.x == 0) {
+    ring.init();
+    shared.words[WORD_LEAVE] = shared.words[WORD_APPENDED] = 0;
+  }
+  const u64* from = reinterpret_cast<const u64*>(tasks + static_cast<u64>(blockIdx.x) * header->phases);
+  for (u32 i = threadIdx.x; i < header->phases * (sizeof(Task) / 8); i += blockDim.x)
+    reinterpret_cast<u64*>(shared.tasks)[i] = from[i];
+  __syncthreads();
+  if (warp_index() < MK_WARPS) {
+    Machine machine{launch, *header, watch, shared, ring, {}, 0, 0};
+    compute(machine);
+  } else if (lane_index() == 0) {
+    Loader loader{launch, watch, shared.words, {ring, short_window, {}, {}}};
+    loader.run(shared.tasks);
+  }
+}

@@ -1,0 +1,74 @@
+"""The spec of megakernel.cu: what is compiled in, and the parameters of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onekernel.config import ModelConfig
+from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.watch import PARAMS as WATCH_PARAMS
+
+_ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class MegakernelShape:
+    """What a build depends on: the model's head and activation, and how a CTA is made up. Nothing of a plan is in it."""
+
+    head_dim: int
+    group: int
+    hidden_act: str
+    qk_norm: bool
+    sequences: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, sequences: int, warps: int, stages: int) -> MegakernelShape:
+        """Return the shape for a model."""
+        group = config.num_attention_heads // config.num_key_value_heads
+        return cls(config.head_dim, group, config.hidden_act, config.qk_norm, sequences, warps, stages)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: the computing warps and the one that loads."""
+        return (self.warps + 1) * 32
+
+    def spec(self, arch: str = "sm_90a") -> KernelSpec:
+        """Return the kernel for this shape."""
+        return KernelSpec(
+            file="megakernel.cu",
+            entry="megakernel",
+            constants={
+                "MK_HEAD_DIM": self.head_dim,
+                "MK_GROUP": self.group,
+                "MK_ACTIVATION": _ACTIVATIONS[self.hidden_act],
+                "MK_QK_NORM": int(self.qk_norm),
+                "MK_SEQUENCES": self.sequences,
+                "MK_WARPS": self.warps,
+                "MK_STAGES": self.stages,
+            },
+            arch=arch,
+            params=(
+                Pointer("header", "uint8", ("header_bytes",)),
+                Pointer("tasks", "uint8", ("task_bytes",)),
+                Pointer("weights", "uint8", ("weight_bytes",)),
+                Pointer("constants", "float32", ("floats",)),
+                Pointer("pages", "bfloat16", ("layers", "pages", "kv_heads", 2, 64, "head_dim")),
+                Pointer("page_table", "int32", ("sequences", "table_pages")),
+                Pointer("exchange", "int64", ("words",)),
+                Pointer("first_tokens", "int32", ("sequences",)),
+                Pointer("positions", "int32", ("sequences",)),
+                Pointer("stop_ids", "int32", ("stop_room",)),
+                Scalar("stop_count", "u32"),
+                Scalar("limit", "u32"),
+                Pointer("slots", "int64", ("slot_room", "sequences"), pinned=True),
+                Pointer("cancel", "int32", (1,), pinned=True, align_bytes=4),
+                Pointer("logits", "float32", ("sequences", "logit_room")),
+                Scalar("logit_stride", "u32"),
+                Scalar("stop_after", "u32"),
+                Scalar("short_window", "u32"),
+                Scalar("long_window", "u32"),
+                *WATCH_PARAMS,
+            ),
+        )

@@ -1,0 +1,127 @@
+// What every phase of the megakernel works with: the launch's arguments, a CTA's shared memory, and where it stands.
+//
+// Constants of a build: MK_WARPS (that compute), MK_STAGES (of the ring), MK_SEQUENCES, MK_HEAD_DIM, MK_GROUP (query heads
+// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM. Everything else is in the records.
+#pragma once
+
+#include "abi.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/shared_word.cuh"
+#include "ptx/shuffle.cuh"
+#include "tile/ring.cuh"
+#include "tile/tagged.cuh"
+
+constexpr u32 CONSUMERS = MK_WARPS * WARP;
+constexpr u32 SEQUENCES = MK_SEQUENCES;
+constexpr u32 UNIT_BYTES = 1024, STAGE_UNITS = MK_WARPS, STAGE_BYTES = STAGE_UNITS * UNIT_BYTES;
+constexpr u32 HEAD_DIM = MK_HEAD_DIM, GROUP = MK_GROUP;
+constexpr u32 PAGE_TOKENS = 64;
+constexpr u32 CONSUMER_BARRIER = 1;
+
+using MegaRing = Ring<MK_STAGES, STAGE_BYTES, MK_WARPS>;
+using MegaCursor = Cursor<MK_STAGES>;
+
+// The launch's arguments, the same for all CTAs.
+struct Launch {
+  const Header* header;
+  const u8* weights;        // (weight_bytes)
+  const float* constants;   // norms, biases, rotations
+  u8* pages;                // KV cache: (layers, num_pages, kv_heads, 2, PAGE_TOKENS, HEAD_DIM) bf16
+  const u32* page_table;    // (SEQUENCES, table_pages)
+  u64* exchange;            // zeros before the launch
+  const u32* first_tokens;  // (SEQUENCES)
+  const u32* positions;     // (SEQUENCES): of the first tokens
+  const u32* stop_ids;      // (stop_count)
+  u32 stop_count;
+  u32 limit;                // tokens to make, 1 to MAX_LAUNCH_TOKENS
+  u64* slots;               // pinned (limit, SEQUENCES): {token | bits, index + 1}
+  const u32* cancel;        // pinned: not 0: end after the current token
+  float* logits;            // (SEQUENCES, logit_stride) of the last token made, or null
+  u32 logit_stride;
+  u32 stop_after;           // phase after which all CTAs leave, or NO_PHASE
+  u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, LONG_PHASE stages
+};
+
+// The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way.
+struct Shared {
+  Task* tasks;      // (phases)
+  u32* x;           // (SEQUENCES, max_inputs / 2): pairs of bf16
+  float* partial;   // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch
+  float* residual;  // (SEQUENCES, max_hidden_rows): this CTA's rows
+  float* heads;     // (GROUP + 2, HEAD_DIM): queries, the new key, the new value
+  float* sums;      // (SEQUENCES, MK_WARPS): of squares, and other small exchanges between warps
+  u32* words;       // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and token
+};
+
+enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
+
+__device__ __forceinline__ u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
+
+// A CTA's consumers on their way through the tasks.
+struct Machine {
+  const Launch& launch;
+  const Header& header;
+  const Watch& watch;
+  Shared shared;
+  MegaRing ring;
+  MegaCursor at;
+  u32 token, phase;
+
+  __device__ __forceinline__ u32 tag_of(u32 of_phase) const { return token * header.phases + of_phase + 1; }
+  __device__ __forceinline__ u32 tag() const { return tag_of(phase); }
+  __device__ __forceinline__ u32 position(u32 sequence) const { return launch.positions[sequence] + token; }
+
+  // All consumers meet. False if any of them failed: then all leave.
+  __device__ __forceinline__ bool meet(bool ok) const { return !barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok); }
+
+  // One word that another CTA publishes in `of_phase` of this token.
+  __device__ __forceinline__ bool take_word(u32 word, u32 of_phase, u32& value) const {
+    const u32 want = tag_of(of_phase);
+    u64 got = 0;
+    const bool ok = spin(watch, Wait::VALUE, word, want, [&](u64& seen) {
+      got = load_relaxed_gpu(launch.exchange + word);
+      seen = got >> 32;
+      return seen == want;
+    });
+    value = static_cast<u32>(got);
+    return ok;
+  }
+
+  // Two neighbouring words, the first of them even.
+  __device__ __forceinline__ bool take_two_words(u32 word, u32 of_phase, float& low, u32& high) const {
+    const u32 want = tag_of(of_phase);
+    Pair got{};
+    const bool ok = spin(watch, Wait::VALUE, word, want, [&](u64& seen) {
+      got = load_relaxed_gpu(reinterpret_cast<const Pair*>(launch.exchange + word));
+      seen = got.first >> 32 == want ? got.second >> 32 : got.first >> 32;
+      return seen == want;
+    });
+    low = __uint_as_float(static_cast<u32>(got.first));
+    high = static_cast<u32>(got.second);
+    return ok;
+  }
+
+  __device__ __forceinline__ void give_word(u32 word, u32 value) const { publish(launch.exchange + word, value, tag()); }
+};
+
+// Words of one sequence in the buffer that a phase of this kind takes its inputs from.
+__device__ __forceinline__ u32 input_words(const Header& header, Kind kind) {
+  if (kind == Kind::OUT) return header.mixed_words;
+  return kind == Kind::DOWN ? header.inner_words : header.x_words;
+}
+
+// Words of one sequence in the buffer that a phase of this kind publishes in.
+__device__ __forceinline__ u32 output_words(const Header& header, Kind kind) {
+  if (kind == Kind::QKV) return header.qkv_words;
+  return kind == Kind::GATE_UP ? header.inner_words : header.x_words;
+}
+
+// Split KV: block b of `block_pages` pages belongs to member b % members, so it is appended and read by one CTA for ever.
+// onekernel/plan/chunks.py holds the same two functions.
+__device__ __forceinline__ u32 kv_blocks(const Header& header, u32 length) {
+  return round_up(length, PAGE_TOKENS * header.block_pages) / (PAGE_TOKENS * header.block_pages);
+}
+__device__ __forceinline__ u32 kv_chunks(const Header& header, u32 length) {
+  return min(header.members, kv_blocks(header, length));
+}

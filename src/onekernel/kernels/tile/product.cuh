@@ -1,0 +1,185 @@
+// A phase's product: take the inputs, multiply the CTA's rows with them on the tensor cores, sum the warps' parts.
+//
+// Weights come in units of 1 KiB (onekernel/weights/dense.py): 8 rows x 64 columns, or 4 rows x 128 columns, whose second
+// 64 columns stand where rows 4 to 7 would. Unit i of a task belongs to warp i % MK_WARPS, so all warps work whatever
+// the shape. A sum over K is split by unit number modulo MK_WARPS and added up in that order: its bits depend on the
+// shape, not on how rows are shared out.
+#pragma once
+
+#include "ptx/mma.cuh"
+#include "tile/machine.cuh"
+
+// Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
+// and leaves each warp's sum of squares in shared.sums. All consumers call it; a meeting follows.
+__device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
+  constexpr u32 UNROLL = 2;
+  const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
+  const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
+#pragma unroll 1
+  for (u32 s = 0; s < SEQUENCES; s++) {
+    const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + task.in_word + s * stride);
+    u32* x = m.shared.x + s * (m.header.max_inputs / 2);
+    float squares = 0;
+#pragma unroll 1
+    for (u32 first = threadIdx.x; first < pairs; first += CONSUMERS * UNROLL) {
+      float4 scale[UNROLL];
+#pragma unroll
+      for (u32 i = 0; i < UNROLL; i++)
+        if (norm != nullptr && first + i * CONSUMERS < pairs)
+          scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
+      Pair taken[UNROLL];
+      const bool ok = spin(m.watch, Wait::VALUE, task.in_word + s * stride + 2 * first, want, [&](u64& seen) {
+        bool ready = true;
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++)
+          if (first + i * CONSUMERS < pairs) taken[i] = load_relaxed_gpu(words + first + i * CONSUMERS);
+#pragma unroll
+        for (u32 i = 0; i < UNROLL; i++) {
+          if (first + i * CONSUMERS >= pairs) continue;
+          const u32 low = static_cast<u32>(taken[i].first >> 32), high = static_cast<u32>(taken[i].second >> 32);
+          if (low == want && high == want) continue;
+          ready = false;
+          seen = low == want ? high : low;
+        }
+        return ready;
+      });
+      if (!ok) return false;
+#pragma unroll
+      for (u32 i = 0; i < UNROLL; i++) {
+        if (first + i * CONSUMERS >= pairs) continue;
+        u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
+        if (norm != nullptr) {
+          const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
+          squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+          a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
+          b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
+        }
+        reinterpret_cast<uint2*>(x)[first + i * CONSUMERS] = make_uint2(a, b);
+      }
+    }
+    // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
+#pragma unroll 1
+    for (u32 i = task.inputs / 2 + threadIdx.x; i < task.k_units * unit_columns / 2; i += CONSUMERS) x[i] = 0;
+    if (norm == nullptr) continue;
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
+    if (lane_index() == 0) m.shared.sums[s * MK_WARPS + warp_index()] = squares;
+  }
+  return true;
+}
+
+// After the meeting: the factor of a sequence's results, 1 / root mean square of its inputs; 1 without a norm.
+__device__ __forceinline__ float norm_factor(const Machine& m, const Task& task, u32 sequence) {
+  if (task.norm == 0) return 1.0f;
+  float sum = 0;
+#pragma unroll 4
+  for (u32 w = 0; w < MK_WARPS; w++) sum += m.shared.sums[sequence * MK_WARPS + w];
+  return rsqrtf(sum / static_cast<float>(m.header.hidden) + m.header.eps);
+}
+
+// Multiplies `row_tiles` row tiles, which start at a whole stage, and leaves the parts in shared.partial:
+// (parts, SEQUENCES, row_tiles * tile rows). A meeting follows.
+template <bool ROWS_4>
+__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units) {
+  constexpr u32 ROWS = ROWS_4 ? 4 : 8, COLUMNS = ROWS_4 ? 128 : 64;
+  const u32 lane = lane_index(), warp = warp_index(), row = lane / 4, quarter = lane % 4;
+  const u32 units = row_tiles * k_units, rows = row_tiles * ROWS, stride = m.header.max_inputs / 2;
+  // One sequence: row 0 of A holds it, and with 4-row units row 1 the second half of its columns; the rest is zero.
+  // Eight: row s of A holds sequence s, and with 4-row units row s + 8 its second half.
+  const bool holds = SEQUENCES > 1 || row < (ROWS_4 ? 2 : 1);
+  const u32* x = m.shared.x + (SEQUENCES > 1 ? row * stride : row * 32) + quarter * 8;
+  u32 row_tile = warp / k_units, k = warp % k_units;
+  float even[4] = {}, odd[4] = {};
+#pragma unroll 1
+  for (u32 first = 0; first < units; first += STAGE_UNITS, m.at.advance()) {
+    uint4 a[2] = {}, b[2] = {};
+    const bool mine = first + warp < units;
+    if (mine && holds) {
+      const uint4* low = reinterpret_cast<const uint4*>(x + k * (COLUMNS / 2));
+      a[0] = low[0];
+      a[1] = low[1];
+      if (ROWS_4 && SEQUENCES > 1) {
+        b[0] = low[8];
+        b[1] = low[9];
+      }
+    }
+    if (!m.ring.take(m.watch, m.at)) return false;
+    if (mine) {
+      const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
+#pragma unroll
+      for (u32 half = 0; half < 2; half++) {
+        const uint4 w = unit[half * WARP];
+        mma_bf16(even, a[half].x, b[half].x, a[half].y, b[half].y, w.x, w.y);
+        mma_bf16(odd, a[half].z, b[half].z, a[half].w, b[half].w, w.z, w.w);
+      }
+    }
+    m.ring.free(m.at);
+    if (!mine) continue;
+    const u32 part = k % MK_WARPS;
+    k += MK_WARPS;
+    if (k < k_units) continue;
+    float sum[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      sum[i] = even[i] + odd[i];
+      even[i] = odd[i] = 0;
+    }
+    if (ROWS_4) {  // the second half's sums stand at columns 4 to 7 of the other row
+      const u32 from = SEQUENCES > 1 ? 2 : 6;
+      sum[0] += shuffle_xor(SEQUENCES > 1 ? sum[2] : sum[0], from);
+      sum[1] += shuffle_xor(SEQUENCES > 1 ? sum[3] : sum[1], from);
+    }
+    const u32 sequence = row;
+    if (sequence < SEQUENCES && quarter < ROWS / 2)
+      *reinterpret_cast<float2*>(m.shared.partial + (part * SEQUENCES + sequence) * rows + row_tile * ROWS + quarter * 2) =
+          make_float2(sum[0], sum[1]);
+    while (k >= k_units) {
+      k -= k_units;
+      row_tile++;
+    }
+  }
+  return true;
+}
+
+// Rows whose parts lie in shared.partial: `count` rows from `first` of the whole matrix on.
+struct Rows {
+  u32 first, count, parts;
+};
+
+// The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
+__device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
+  float2 sum = make_float2(0, 0);
+#pragma unroll 4
+  for (u32 part = 0; part < rows.parts; part++) {
+    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial + (part * SEQUENCES + sequence) * rows.count + row);
+    sum.x += v.x;
+    sum.y += v.y;
+  }
+  return sum;
+}
+
+// Adds the biases of rows `row` and `row` + 1 of the whole matrix.
+__device__ __forceinline__ float2 add_bias(const Machine& m, const Task& task, float2 sum, u32 row) {
+  if (task.bias == 0) return sum;
+  const float2 bias = *reinterpret_cast<const float2*>(m.launch.constants + task.bias - 1 + row);
+  return make_float2(sum.x + bias.x, sum.y + bias.y);
+}
+
+// Takes, multiplies, and calls finish(rows), by all consumers, for each run of rows. There is one copy of this code for
+// all phases: seven would not fit the instruction cache.
+template <class Finish>
+__device__ __forceinline__ bool product(Machine& m, const Task& task, Finish finish) {
+  const bool rows_4 = task.flags & FLAG_ROWS_4;
+  if (!m.meet(take_inputs(m, task, rows_4 ? 128 : 64))) return false;
+  const u32 tile_rows = rows_4 ? 4 : 8, parts = min(task.k_units, static_cast<u32>(MK_WARPS));
+  // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
+  const u32 fit = m.header.max_rows / tile_rows, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
+#pragma unroll 1
+  for (u32 tile = 0; tile < task.count; tile += run) {
+    const u32 tiles = min(run, task.count - tile);
+    if (!m.meet(rows_4 ? multiply<true>(m, tiles, task.k_units) : multiply<false>(m, tiles, task.k_units))) return false;
+    finish(Rows{(task.first + tile) * tile_rows, tiles * tile_rows, parts});
+    if (tile + run < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+  }
+  return true;
+}
