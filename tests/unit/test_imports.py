@@ -29,7 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "models": {"text", "weights", "phases"},
     "plan": {"weights", "phases", "models"},
     "ops": {"weights", "device", "kernels"},
-    "engine": {"text", "weights", "phases", "models", "plan", "device", "ops"},
+    "engine": {"text", "weights", "phases", "models", "plan", "device", "kernels", "ops"},
     "llm": {"text", "weights", "models", "plan", "device", "engine"},
     "measure": {"plan", "engine", "llm"},
     "train": {"text", "weights", "phases", "models", "ops"},
