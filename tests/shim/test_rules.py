@@ -68,7 +68,9 @@ def test_a_broken_rule_is_named(shim, spec: KernelSpec, part: int, message: str)
 
 
 def test_a_hang_ends_and_says_who_waits(shim, spec: KernelSpec) -> None:
-    with pytest.raises(DeviceError, match=r"did not end within 0.3 s; CTA 0 threads 0-31: barrier 2; .* 32-63: barrier 0"):
+    with pytest.raises(
+        DeviceError, match=r"did not end within 0.3 s; CTA 0 threads 0-31: barrier 2; .* 32-63: barrier 0"
+    ):
         launch(shim(spec, timeout_s=0.3), 5)
 
 
@@ -104,7 +106,9 @@ def test_threads(shim, spec: KernelSpec) -> None:
 
 
 def test_a_fault_in_the_source_is_shown(shim, case_root: Path) -> None:
-    (case_root / "wrong.cu").write_text('#include "ptx/platform.cuh"\nextern "C" __global__ void wrong() { nothing(); }\n')
+    (case_root / "wrong.cu").write_text(
+        '#include "ptx/platform.cuh"\nextern "C" __global__ void wrong() { nothing(); }\n'
+    )
     with pytest.raises(CompileError, match=r"kernel wrong does not compile for the CPU.*'?nothing'?") as caught:
         shim(KernelSpec("wrong.cu", "wrong", root=case_root))
     assert caught.value.source_path is not None and caught.value.source_path.exists()
@@ -118,6 +122,8 @@ def test_a_build_is_found_again(shim, spec: KernelSpec, monkeypatch: pytest.Monk
 
 
 def test_parameters_are_compared_with_the_source(shim, case_root: Path) -> None:
-    wrong = KernelSpec("broken.cu", "broken", params=(Scalar("part", "i64"), Pointer("memory", "int32", (64,))), root=case_root)
+    wrong = KernelSpec(
+        "broken.cu", "broken", params=(Scalar("part", "i64"), Pointer("memory", "int32", (64,))), root=case_root
+    )
     with pytest.raises(DeviceError, match=r"parameters of \[4, 8\] bytes, its spec states \[8, 8\]"):
         shim(wrong)

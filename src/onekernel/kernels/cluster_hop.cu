@@ -2,8 +2,8 @@
 // memory of all CTAs of its cluster, and takes all of them. Once with tagged words that the readers poll, once with
 // asynchronous stores that an mbarrier counts.
 //
-// Two boxes are enough: whoever writes round r + 2 has taken all of round r + 1, and every CTA sent its part of that after
-// it had taken round r. So every CTA must have a share: words >= CTAs of the cluster.
+// Two boxes are enough: whoever writes round r + 2 has taken all of round r + 1, and every CTA sent its part of that
+// after it had taken round r. So every CTA must have a share: words >= CTAs of the cluster.
 //
 // Constant: HOP_THREADS.
 #include "ptx/barrier.cuh"

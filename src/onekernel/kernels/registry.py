@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.kernels.machine import READ_ALL, cluster_hop
+from onekernel.kernels.ring import RingShape
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
 """For kernels with plain instructions only."""
@@ -46,4 +48,8 @@ SELFCHECK = KernelSpec(
 
 KERNELS: dict[str, Registered] = {
     "selfcheck": Registered(SELFCHECK),
+    "ring": Registered(RingShape().spec()),
+    "read_all": Registered(READ_ALL, AMPERE_AND_UP),
+    "cluster_hop_tagged": Registered(cluster_hop("cluster_hop_tagged")),
+    "cluster_hop_async": Registered(cluster_hop("cluster_hop_async")),
 }

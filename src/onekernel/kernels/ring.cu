@@ -1,11 +1,11 @@
-// A small persistent kernel that proves the device layer: `phases` matrix-vector products, each needing the whole result
-// of the one before, token after token. y = W x on the tensor cores, x rounded to bf16 between phases; the last phase's
-// result is the first phase's input of the next token.
+// A small persistent kernel that proves the device layer: `phases` matrix-vector products, each needing the whole
+// result of the one before, token after token. y = W x on the tensor cores, x rounded to bf16 between phases; the last
+// phase's result is the first phase's input of the next token.
 //
 // A CTA is RING_WARPS warps that compute and one that loads. The loader streams the CTA's share of all weights through
 // a ring without ever waiting for a value; the consumers take the previous phase's values (tile/tagged.cuh), multiply,
-// and publish their rows. W lies in tiles of 8 rows x 64 columns in fragment order (onekernel/weights/dense.py), row tile
-// by row tile, so a CTA's share is one contiguous piece.
+// and publish their rows. W lies in tiles of 8 rows x 64 columns in fragment order (onekernel/weights/dense.py), row
+// tile by row tile, so a CTA's share is one contiguous piece.
 //
 // Constants: RING_WARPS (that compute), RING_TILES (of each of them in a stage), RING_STAGES.
 #include "ptx/barrier.cuh"
@@ -54,8 +54,8 @@ __device__ __forceinline__ void load_weights(WeightProducer producer, const Watc
 // Multiplies the CTA's rows with x. Tile i of the CTA's row-major sequence of tiles belongs to warp i % RING_WARPS, so
 // all warps work whatever the shape. Within a row tile a warp then holds the sum over the columns k with equal
 // (k / TILE_COLUMNS) % RING_WARPS: which warp that is depends on the share, the sum and its place in `partial` do not.
-__device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& at, const Watch& watch, const Task& task,
-                                         const Work& work) {
+__device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& at, const Watch& watch,
+                                         const Task& task, const Work& work) {
   const u32 lane = lane_index(), warp = warp_index();
   const u32 tiles = task.row_tiles * task.k_tiles, rows = task.row_tiles * TILE_ROWS;
   u32 row_tile = warp / task.k_tiles, k_tile = warp % task.k_tiles;
@@ -66,7 +66,7 @@ __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& 
     for (u32 i = 0; i < RING_TILES; i++) {
       const u32 in_stage = i * RING_WARPS + warp;
       if (first + in_stage >= tiles) break;
-      const uint4* b = reinterpret_cast<const uint4*>(ring.stages + at.stage * STAGE_BYTES + in_stage * TILE_BYTES) + lane;
+      const u8* tile = ring.stages + at.stage * STAGE_BYTES + in_stage * TILE_BYTES;
       // One sequence is row 0 of the 16 rows of the product: lanes 0 to 3 hold it, the others hold rows of zeros.
       uint4 a[2] = {};
       if (lane < 4) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& 
       }
 #pragma unroll
       for (u32 half = 0; half < 2; half++) {
-        const uint4 w = b[half * WARP];
+        const uint4 w = reinterpret_cast<const uint4*>(tile)[half * WARP + lane];
         mma_bf16(even, a[half].x, 0, a[half].y, 0, w.x, w.y);
         mma_bf16(odd, a[half].z, 0, a[half].w, 0, w.z, w.w);
       }
@@ -112,9 +112,10 @@ __device__ __forceinline__ void publish_rows(const Task& task, const Work& work,
   }
 }
 
-// Step s = token * phases + phase takes words with tag s + 1 from buffer s % 2 and publishes with tag s + 2 in the other.
-// Two buffers are enough: whoever publishes step s + 1 has seen all values of step s, each of which was published by a
-// CTA that had taken all it needs of step s - 1, the values it overwrites. A CTA without rows in a step takes nothing.
+// Step s = token * phases + phase takes words with tag s + 1 from buffer s % 2 and publishes with tag s + 2 in the
+// other. Two buffers are enough: whoever publishes step s + 1 has seen all values of step s, each of which was
+// published by a CTA that had taken all it needs of step s - 1, the values it overwrites. A CTA without rows in a step
+// takes nothing.
 __device__ __forceinline__ void compute(WeightRing ring, const Watch& watch, const Work& work, u32 phases, u32 tokens,
                                         u64* exchange, u32 words, float* out, u32 out_rows) {
   Cursor<RING_STAGES> at;
@@ -124,10 +125,11 @@ __device__ __forceinline__ void compute(WeightRing ring, const Watch& watch, con
       if (task.row_tiles == 0) continue;
       const u32 step = token * phases + p;
       const Pair* in = reinterpret_cast<const Pair*>(exchange + step % 2 * words);
-      bool ok = take_pairs<CONSUMERS, 2>(watch, in, task.inputs / 4, step + 1, reinterpret_cast<uint2*>(work.x), threadIdx.x);
+      uint2* x = reinterpret_cast<uint2*>(work.x);
+      bool ok = take_pairs<CONSUMERS, 2>(watch, in, task.inputs / 4, step + 1, x, threadIdx.x);
       // The columns between the inputs and the next whole tile have zero weights, but zero times NaN is NaN.
-      const u32 filled = task.inputs / 2, whole = (filled + TILE_COLUMNS / 2 - 1) / (TILE_COLUMNS / 2) * (TILE_COLUMNS / 2);
-      for (u32 i = filled + threadIdx.x; i < whole; i += CONSUMERS) work.x[i] = 0;
+      const u32 filled = task.inputs / 2, tile = TILE_COLUMNS / 2;
+      for (u32 i = filled + threadIdx.x; i < (filled + tile - 1) / tile * tile; i += CONSUMERS) work.x[i] = 0;
       if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;
       ok = multiply(ring, at, watch, task, work);
       if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;

@@ -229,8 +229,9 @@ __device__ void wait_a_while(u64* out) {
 
 extern "C" __global__ void __launch_bounds__(128) wrappers(i32 part, u8* in, u8* out) {
   u32* words = reinterpret_cast<u32*>(out);
+  u16* halves = reinterpret_cast<u16*>(in);
   switch (part) {
-    case 0: return multiply_bf16(reinterpret_cast<u16*>(in), reinterpret_cast<u16*>(in) + 256, reinterpret_cast<float*>(out));
+    case 0: return multiply_bf16(halves, halves + 256, reinterpret_cast<float*>(out));
     case 1: return multiply_bytes(in, in + 512, reinterpret_cast<i32*>(out));
     case 2: return exchange(words);
     case 3: return meet(words);

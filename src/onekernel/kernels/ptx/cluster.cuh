@@ -26,7 +26,8 @@ __device__ __forceinline__ u32 cluster_size() {
 #endif
 }
 
-// All threads of all CTAs of the cluster arrive, then wait: what was written before an arrive is visible after the wait.
+// All threads of all CTAs of the cluster arrive, then wait: what was written before an arrive is visible after the
+// wait.
 __device__ __forceinline__ void cluster_arrive() {
 #ifdef __CUDACC__
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -72,8 +73,8 @@ __device__ __forceinline__ u64 cluster_load_relaxed(SharedAddress from) {
 #endif
 }
 
-// Stores a word into another CTA and tells the mbarrier `landed` of that same CTA that 8 bytes came. Like a bulk copy it
-// goes on by itself: the reader waits for the mbarrier, needs no tag, and the data are visible with it.
+// Stores a word into another CTA and tells the mbarrier `landed` of that same CTA that 8 bytes came. Like a bulk copy
+// it goes on by itself: the reader waits for the mbarrier, needs no tag, and the data are visible with it.
 __device__ __forceinline__ void cluster_store_async(SharedAddress to, u64 value, SharedAddress landed) {
 #ifdef __CUDACC__
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(value),

@@ -1,8 +1,8 @@
 // mbarriers: an 8-byte word in shared memory that counts arrivals and the bytes of bulk copies.
 //
-// A phase ends when all arrivals came and no expected byte is missing; the barrier then starts its next phase by itself.
-// A wait names the parity of the phase it waits for and cannot tell phase n from phase n - 2: whoever waits must be
-// unable to fall two phases behind (see tile/ring.cuh).
+// A phase ends when all arrivals came and no expected byte is missing; the barrier then starts its next phase by
+// itself. A wait names the parity of the phase it waits for and cannot tell phase n from phase n - 2: whoever waits
+// must be unable to fall two phases behind (see tile/ring.cuh).
 #pragma once
 
 #include "ptx/platform.cuh"

@@ -1,7 +1,7 @@
 // What every source starts from: short integer names, a thread's place, and the CTA's shared memory.
 //
-// Nothing here or elsewhere in kernels/ includes a CUDA header: NVRTC needs none for what we use, and the shim (which the
-// CPU build includes first, see shim/shim.h) need not imitate any.
+// Nothing here or elsewhere in kernels/ includes a CUDA header: NVRTC needs none for what we use, and the shim (which
+// the CPU build includes first, see shim/shim.h) need not imitate any.
 #pragma once
 
 using u8 = unsigned char;

@@ -10,12 +10,14 @@ constexpr u64 COUNT_MASK = (1u << 20) - 1, MISSING_MASK = (1u << 21) - 1, BIAS =
 
 inline void mbarrier_init(u64* barrier, u32 arrivals) {
   if (arrivals == 0 || arrivals > COUNT_MASK) fail("an mbarrier cannot expect %u arrivals", arrivals);
-  __atomic_store_n(barrier, MARK | BIAS << MISSING | u64{arrivals} << ARRIVALS | u64{arrivals} << PENDING, STORE_RELAXED);
+  u64 word = MARK | BIAS << MISSING | u64{arrivals} << ARRIVALS | u64{arrivals} << PENDING;
+  __atomic_store_n(barrier, word, STORE_RELAXED);
 }
 
 inline u64 mbarrier_read(const u64* barrier) {
   u64 word = __atomic_load_n(barrier, __ATOMIC_ACQUIRE);
-  if (word >> 62 != 1) fail("CTA %u uses an mbarrier that nobody initialised, or that was overwritten", self->block->index);
+  if (word >> 62 != 1)
+    fail("CTA %u uses an mbarrier that nobody initialised, or that was overwritten", self->block->index);
   return word;
 }
 
@@ -84,15 +86,15 @@ inline void bulk_copy(void* to, const void* from, u32 bytes, u64* landed) {
   Block& block = *self->block;
   auto offset = static_cast<unsigned char*>(to) - block.shared.get();
   if (offset < 0 || static_cast<u64>(offset) + bytes > block.launch->config.shared_bytes)
-    fail("CTA %u: a bulk copy of %u bytes to offset %td leaves its %llu bytes of shared memory", block.index, bytes, offset,
-         block.launch->config.shared_bytes);
+    fail("CTA %u: a bulk copy of %u bytes to offset %td leaves its %llu bytes of shared memory", block.index, bytes,
+         offset, block.launch->config.shared_bytes);
   Transfer transfer{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), 0, bytes, landed};
   if (!OS_THREADS) poison(transfer);
   begin(transfer);
 }
 
-// What happens by itself while threads run: some copy lands, some relaxed store becomes visible. In no particular order,
-// and on average once in as many yields as there are threads, so that each of them may look before and after.
+// What happens by itself while threads run: some copy lands, some relaxed store becomes visible. In no particular
+// order, and on average once in as many yields as there are threads, so that each of them may look before and after.
 [[maybe_unused]] inline void progress(Block& block, Random& random) {
   const u32 threads = static_cast<u32>(block.threads.size());
   if (!block.transfers.empty() && random.one_in(threads)) {
@@ -114,7 +116,8 @@ inline void finish(Block& block) {
   flush(block);
   block.ended.store(true, std::memory_order_release);
   if (!block.transfers.empty() && !block.launch->failed)
-    fail("CTA %u ended while %zu bulk copies into its shared memory were on their way", block.index, block.transfers.size());
+    fail("CTA %u ended while %zu bulk copies into its shared memory were on their way", block.index,
+         block.transfers.size());
 }
 
 }  // namespace shim

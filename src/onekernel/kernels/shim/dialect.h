@@ -1,5 +1,5 @@
-// The words of CUDA C++ that kernels use besides the wrappers in ptx/. What is not here does not compile on the CPU, which
-// keeps kernels to a small language; __shared__ is left out on purpose (see dynamic_shared in ptx/platform.cuh).
+// The words of CUDA C++ that kernels use besides the wrappers in ptx/. What is not here does not compile on the CPU,
+// which keeps kernels to a small language; __shared__ is left out on purpose (see dynamic_shared in ptx/platform.cuh).
 #pragma once
 
 #define __global__

@@ -1,8 +1,8 @@
 // Words in global memory that several CTAs use, and the CTA's barriers.
 //
-// A relaxed store may stay invisible to other CTAs for a while, and two of them to different words may become visible in
-// either order: that is how a tag that was meant to guard other words is caught. A release, a fence or the end of the CTA
-// makes all earlier ones visible.
+// A relaxed store may stay invisible to other CTAs for a while, and two of them to different words may become visible
+// in either order: that is how a tag that was meant to guard other words is caught. A release, a fence or the end of
+// the CTA makes all earlier ones visible.
 #pragma once
 
 namespace shim {
@@ -103,9 +103,9 @@ inline u32 barrier_join(u32 id, u32 threads, bool predicate) {
 inline bool barrier_any(u32 id, u32 threads, bool predicate) {
   u32 generation = barrier_join(id, threads, predicate);
   Barrier& barrier = self->block->barriers[id];
-  static const char* const NAMES[16] = {"barrier 0",  "barrier 1",  "barrier 2",  "barrier 3", "barrier 4",  "barrier 5",
-                                        "barrier 6",  "barrier 7",  "barrier 8",  "barrier 9", "barrier 10", "barrier 11",
-                                        "barrier 12", "barrier 13", "barrier 14", "barrier 15"};
+  static const char* const NAMES[16] = {
+      "barrier 0", "barrier 1", "barrier 2",  "barrier 3",  "barrier 4",  "barrier 5",  "barrier 6",  "barrier 7",
+      "barrier 8", "barrier 9", "barrier 10", "barrier 11", "barrier 12", "barrier 13", "barrier 14", "barrier 15"};
   wait_until(NAMES[id], [&] { return passed(barrier, generation); });
   return barrier.any[generation % 2].load(std::memory_order_relaxed);
 }

@@ -1,6 +1,6 @@
 // Device threads as OS threads, for ThreadSanitizer. Waits poll with sched_yield(), and threads share no lock and no
-// reference count: these would order accesses that the kernel itself does not order, and hide the race that this build is
-// for.
+// reference count: these would order accesses that the kernel itself does not order, and hide the race that this build
+// is for.
 #pragma once
 
 namespace shim {

@@ -1,9 +1,10 @@
 // The main() of a sanitizer's build: reads one launch from a file, runs it, and writes back what the buffers then hold.
-// A program of its own, because sanitizers want to be there from the start of a process; and every buffer is a heap block
-// of exactly its size, so AddressSanitizer sees an access past the end of any of them.
+// A program of its own, because sanitizers want to be there from the start of a process; and every buffer is a heap
+// block of exactly its size, so AddressSanitizer sees an access past the end of any of them.
 //
-// In: Config, number of arguments, then for each a kind and its content: 0, 8 bytes of value; 1, size, bytes; 2, the index
-// of an earlier argument with the same buffer. All numbers have 8 bytes. Out: failed, message, the buffers of kind 1.
+// In: Config, number of arguments, then for each a kind and its content: 0, 8 bytes of value; 1, size, bytes; 2, the
+// index of an earlier argument with the same buffer. All numbers have 8 bytes. Out: failed, message, the buffers of
+// kind 1.
 #pragma once
 
 namespace shim {

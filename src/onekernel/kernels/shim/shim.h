@@ -4,9 +4,9 @@
 //   SHIM_OS_THREADS one OS thread per device thread (os_threads.h), which is what ThreadSanitizer can watch;
 //   every wrapper in ptx/ has a CPU branch that calls a function of this namespace.
 //
-// It shows logic faults: deadlocks, early reuse, missing waits, wrong counts, overflows. A seed decides which thread runs
-// next, when copies land and when relaxed stores become visible. Not modelled: the full memory model, divergence inside
-// a warp, registers, speed.
+// It shows logic faults: deadlocks, early reuse, missing waits, wrong counts, overflows. A seed decides which thread
+// runs next, when copies land and when relaxed stores become visible. Not modelled: the full memory model, divergence
+// inside a warp, registers, speed.
 #pragma once
 
 // All standard headers come before the CUDA keywords: some of them use names like __noinline__ themselves.

@@ -163,7 +163,8 @@ inline void record_failure(Launch& launch, const char* format, va_list values) {
       size_t end = i + 1;
       while (end < block->threads.size() && block->threads[end]->waits_for == what) end++;
       if (what)
-        used += snprintf(text + used, sizeof text - used, "; CTA %u threads %zu-%zu: %s", block->index, i, end - 1, what);
+        used += static_cast<size_t>(snprintf(text + used, sizeof text - used, "; CTA %u threads %zu-%zu: %s",
+                                             block->index, i, end - 1, what));
       i = end;
     }
   }

@@ -73,8 +73,8 @@ struct Fragments {
   std::array<u32, 2> b;
 };
 
-// c (16, 8) += a (16, K) * b (K, 8), K = 16 halves or 32 bytes, in the fragment order of ptx/mma.cuh. Sums are exact up to
-// one rounding at the end; the tensor cores round in between.
+// c (16, 8) += a (16, K) * b (K, 8), K = 16 halves or 32 bytes, in the fragment order of ptx/mma.cuh. Sums are exact up
+// to one rounding at the end; the tensor cores round in between.
 template <class A, class B, class C>
 inline void mma(C (&c)[4], std::array<u32, 4> a, std::array<u32, 2> b) {
   constexpr u32 PER_WORD = std::is_same<A, Bf16>::value ? 2 : 4, HALF = 4 * PER_WORD;

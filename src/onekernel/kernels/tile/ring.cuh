@@ -1,7 +1,7 @@
 // A ring of stages in shared memory: one producer thread fills them with bulk copies, consumer warps empty them.
 //
-// Every stage is filled and emptied by the same threads in every round. That is a rule, not a habit: a wait sees only the
-// parity of a round, so a warp that skipped a stage in one round could take round r - 2 for round r.
+// Every stage is filled and emptied by the same threads in every round. That is a rule, not a habit: a wait sees only
+// the parity of a round, so a warp that skipped a stage in one round could take round r - 2 for round r.
 #pragma once
 
 #include "ptx/bulk.cuh"
@@ -68,7 +68,8 @@ struct Producer {
     if (at.round > 0 && !spin_mbarrier(watch, Wait::FREED, at.stage, &ring.freed[at.stage], (at.round - 1) & 1))
       return false;
     if (in_flight == window) {
-      if (!spin_mbarrier(watch, Wait::LANDED, pending.stage, &ring.landed[pending.stage], pending.round & 1)) return false;
+      const u32 oldest = pending.stage;
+      if (!spin_mbarrier(watch, Wait::LANDED, oldest, &ring.landed[oldest], pending.round & 1)) return false;
       pending.advance();
       in_flight--;
     }

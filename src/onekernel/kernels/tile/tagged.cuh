@@ -1,8 +1,8 @@
 // Values that travel between CTAs in 8-byte words which carry their own tag: {32 bits of value, tag}.
 //
 // A word is stored and loaded whole, so a reader that sees the tag has the value: no fence, no counter, no second read.
-// The tag speaks for its own word only; every reader looks at every word it uses. Tags grow over a launch and start above
-// 0, with which the host clears the buffer, so no stale word can match.
+// The tag speaks for its own word only; every reader looks at every word it uses. Tags grow over a launch and start
+// above 0, with which the host clears the buffer, so no stale word can match.
 #pragma once
 
 #include "tile/spin.cuh"
@@ -11,8 +11,9 @@ __device__ __forceinline__ u64 tagged(u32 value, u32 tag) { return static_cast<u
 
 __device__ __forceinline__ void publish(u64* word, u32 value, u32 tag) { store_relaxed_gpu(word, tagged(value, tag)); }
 
-// Thread `thread` of THREADS takes its part of `pairs` pairs of words into `values`, as soon as they carry `tag`. UNROLL
-// pairs per thread are loaded at once: the number of round trips, not of bytes, is what a hand-over costs. False: give up.
+// Thread `thread` of THREADS takes its part of `pairs` pairs of words into `values`, as soon as they carry `tag`.
+// UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes, is what a hand-over costs.
+// False: give up.
 template <u32 THREADS, u32 UNROLL>
 __device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, uint2* values,
                                            u32 thread) {
