@@ -54,7 +54,10 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
         ("QKV bias", config.qkv_bias),
         ("QK-norm", config.qk_norm),
     ]
-    stored = ", ".join(f"{count} {kind}" for kind, count in facts.stored_types.items())
+    stored = "no weights here"
+    if facts.stored_bytes is not None:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in facts.stored_types.items())
+        stored = f"{format_bytes(facts.stored_bytes)}: {kinds} tensors"
     scaling = config.rope_scaling
     stretch = "" if scaling.kind == "default" else f", {scaling.kind} scaling by {scaling.factor:g}"
     thinking = f"yes, {facts.thinking_tags[0]} ... {facts.thinking_tags[1]}" if facts.thinking_tags else "no"
@@ -68,7 +71,7 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
             f"{heads}, vocabulary {config.vocab_size}",
         ),
         ("parameters", f"{facts.parameters:,}"),
-        ("in the files", f"{format_bytes(facts.stored_bytes)}: {stored} tensors"),
+        ("in the files", stored),
         ("in memory", f"{format_bytes(facts.memory_bytes)} as {facts.dtype}"),
         ("context", f"{facts.context_limit} tokens, RoPE base {config.rope_theta:g}{stretch}"),
         (

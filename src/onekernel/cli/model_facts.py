@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -25,9 +26,10 @@ class ModelFacts:
     source: str
     config: ModelConfig
     parameters: int
-    stored_bytes: int
+    stored_bytes: int | None
+    """None if there are no files here: a hub id, or a configuration alone."""
     stored_types: dict[str, int]
-    """Stored type -> number of tensors."""
+    """Stored type -> number of tensors; empty without files."""
     dtype: str
     memory_bytes: int
     weight_bytes_per_token: int
@@ -52,14 +54,19 @@ def read_facts(
     load_format: LoadFormat = "auto",
     listener: Listener | None = None,
 ) -> ModelFacts:
-    """Open the model, read its headers and measure the device; raises what `load_engine` raises for its files."""
+    """Open the model, read its headers and measure the device; raises what `load_engine` raises for its files.
+
+    Of a hub id only the settings are fetched, and a shipped configuration needs no `load_format`.
+    """
     listener = listener or Listener()
     torch.set_num_threads(options.threads or default_threads())
     resolved = resolve_device(options.device)
     listener.detail(f"device {resolved.device} ({resolved.reason})")
+    has_files = load_format == "auto" and Path(model).expanduser().exists()
+    load_format = "auto" if has_files else "dummy"  # which opens the settings alone
     checkpoint = open_checkpoint(model, revision=revision, load_format=load_format, progress=listener.note)
     try:
-        settings, tensors = checkpoint.settings, checkpoint.tensors
+        settings, tensors = checkpoint.settings, checkpoint.tensors if has_files else {}
         config = model_config(settings.config)
         tokenizer = open_tokenizer(settings, config)
     finally:
@@ -75,7 +82,7 @@ def read_facts(
         source=settings.source,
         config=config,
         parameters=config.parameters,
-        stored_bytes=sum(info.stored_bytes for info in tensors.values()),
+        stored_bytes=sum(info.stored_bytes for info in tensors.values()) if has_files else None,
         stored_types=dict(Counter(info.stored_type for info in tensors.values()).most_common()),
         dtype=str(dtype).removeprefix("torch."),
         memory_bytes=config.parameters * dtype.itemsize,

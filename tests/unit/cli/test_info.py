@@ -15,9 +15,10 @@ DUMMY = "--load-format dummy --device cpu"
 
 
 def test_the_figures_of_a_published_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "Llama-3.2-1B", *DUMMY.split(), "--json"]) == 0
+    assert main(["info", "Llama-3.2-1B", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 1_235_814_400
+    assert (found["stored_bytes"], found["stored_types"]) == (None, {})
     assert found["dtype"] == "bfloat16"
     assert found["memory_bytes"] == 2 * 1_235_814_400
     # All matrices, the tied embedding once as the head; one embedding row and the last norm are small.
@@ -32,10 +33,12 @@ def test_the_figures_of_a_published_model(capsys: pytest.CaptureFixture[str]) ->
 
 def test_for_people_it_is_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(write_tiny(tmp_path)), *DUMMY.split()]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    out = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["dimensions"].startswith("2 layers, hidden 32, intermediate 64, 4 heads, 2 KV heads of 8")
     assert lines["context"].startswith("256 tokens")
     assert "tok/s on cpu reading" in lines["limit"]
+    assert "\nin the files   no weights here\n" in out
 
 
 def test_no_weights_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +67,7 @@ def word_level() -> dict[str, object]:
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
-        "decoder": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
     }
 
