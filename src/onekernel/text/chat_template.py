@@ -25,18 +25,11 @@ from onekernel.errors import TemplateError
 class ChatTemplate:
     """The chat template of a model: one Jinja source, or several by name (`default`, `tool_use`, ...).
 
-    Raises TemplateError if a source does not parse.
+    A source is compiled when it is first used: a model whose template is broken still completes plain text.
     """
 
     def __init__(self, sources: str | Mapping[str, str]) -> None:
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources)
-        for name, source in self.sources.items():
-            try:
-                _compile(source)
-            except jinja2.TemplateSyntaxError as error:
-                raise TemplateError(
-                    f"the chat template {name!r} does not parse: line {error.lineno}: {error.message}"
-                ) from error
 
     def render(
         self,
@@ -50,19 +43,23 @@ class ChatTemplate:
         """Return the prompt for `messages`; `context` holds bos_token and so on, and what the template itself knows.
 
         Of several named templates, `tool_use` is taken when there are tools, else `default`. Raises TemplateError for
-        no messages, with the template's own words if it refuses them, and with the cause if it fails.
+        no messages, with the template's own words if it refuses them, and with the cause if it does not parse or fails.
         """
         if not messages:
             raise TemplateError("there are no messages; give at least one with a role and a content")
-        template = _compile(self._source(tools is not None))
+        source = self._source(tools is not None)
         try:
-            return template.render(
+            return _compile(source).render(
                 messages=messages,
                 tools=tools,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 **context,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the model's chat template does not parse: line {error.lineno}: {error.message}; fetch it again"
+            ) from error
         except _Refused as refusal:
             raise TemplateError(f"the model's chat template refused the messages: {refusal}") from refusal
         except Exception as error:  # a template is the model author's program: it can fail in any way

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -128,15 +128,6 @@ def read_metadata(metadata: Mapping[str, Any]) -> Vocab:
         )
     ends = (_token_id(fields, key, tokens) for key in _END_KEYS)
     return Vocab(backend, special, frozenset(i for i in ends if i is not None), _templates(metadata))
-
-
-def placeholder(vocab_size: int) -> Vocab:
-    """Return a vocabulary whose words are the ids, for random weights without a tokenizer; other words are id 0."""
-    words = {f"{METASPACE}{token_id}": token_id for token_id in range(vocab_size)}
-    backend = Backend(WordLevel(words, unk_token=f"{METASPACE}0"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    return Vocab(backend)
 
 
 def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> Backend:

@@ -27,6 +27,15 @@ def read_directory(directory: Path) -> Vocab:
     config = _read_json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read_json(directory / "special_tokens_map.json")
+    try:
+        return _assemble(directory, backend, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{directory / 'tokenizer_config.json'} is not built as transformers writes it ({error!r}); fetch it again"
+        ) from error
+
+
+def _assemble(directory: Path, backend: Backend, config: Mapping[str, Any]) -> Vocab:
     special = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
     _add_missing_tokens(backend, config, special)
     if backend.post_processor is None and config.get("add_bos_token") is True and "bos_token" in special:

@@ -5,8 +5,8 @@ user's look the same. So the user's are disguised before rendering and undisguis
 
 1. In every string of the messages, tools and options, each special token's text gets another first character: a
    private-use one that occurs nowhere in the request. Lengths, white space and everything else stay, so a template can
-   trim, slice, split or dump content as before. Strings that were changed compare as if they were not (`_Disguised`),
-   so `'</think>' in content` still works where `</think>` is a special token.
+   trim, slice, split or dump content as before. Strings that were changed compare as if they were not
+   (`_disguised_type`), so `'</think>' in content` still works where `</think>` is a special token.
 2. What the rendered prompt then holds of special tokens' text is the template's. Each becomes an alias: a further
    private-use character, which a copy of the tokenizer knows as an added token with the original's flags, and which
    knows the original only as plain text. The disguises are taken off.
@@ -94,10 +94,9 @@ class SpecialText:
         backend.encode_special_tokens = True
         backend.add_tokens([AddedToken(filler, normalized=False) for filler in fillers])
         backend.add_tokens([_alias(self._added[self._id_of[text]], name) for text, name in aliases.items()])
-        names = {name: self._id_of[text] for text, name in aliases.items()}
-        return backend, {
-            i: names[t.content] for i, t in backend.get_added_tokens_decoder().items() if t.content in names
-        }
+        real = {name: self._id_of[text] for text, name in aliases.items()}
+        added = backend.get_added_tokens_decoder()
+        return backend, {i: real[token.content] for i, token in added.items() if token.content in real}
 
     def _without_merged(self, ids: list[int]) -> list[int]:
         """Spell out special tokens that the model itself has put together, as SentencePiece's merges do with </s>."""
@@ -124,7 +123,7 @@ class _Disguise:
         if isinstance(value, Mapping):
             return {self(key): self(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self, value))
+            return [self(item) for item in value]
         return value
 
     def _text(self, text: str) -> str:
@@ -156,9 +155,8 @@ def _disguised_type(disguise: Callable[[str], str]) -> type[str]:
 
     # __hash__ goes when __eq__ is replaced; __str__ keeps the type through jinja2's filters, which call str().
     members: dict[str, Any] = {"__hash__": str.__hash__, "__str__": lambda self: self}
-    disguised = type(
-        "_Disguised", (str,), members | {name: method(name) for name in (*_LOOKING, *_CUTTING, *_SPLITTING)}
-    )
+    members |= {name: method(name) for name in (*_LOOKING, *_CUTTING, *_SPLITTING)}
+    disguised = type("_Disguised", (str,), members)
     return disguised
 
 

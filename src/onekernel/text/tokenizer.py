@@ -14,7 +14,7 @@ from onekernel.text.chat_template import ChatTemplate
 from onekernel.text.special_text import SpecialText
 from onekernel.text.thinking import ThinkingSplitter, find_tags
 from onekernel.text.token_bytes import TokenBytes
-from onekernel.text.vocab import Vocab
+from onekernel.text.vocab import Vocab, placeholder
 
 
 class Tokenizer:
@@ -61,7 +61,7 @@ class Tokenizer:
     @classmethod
     def placeholder(cls, vocab_size: int) -> Tokenizer:
         """Return a tokenizer for random weights: its words are the ids, `"7 12"` <-> [7, 12]; other words are 0."""
-        return cls(gguf_vocab.placeholder(vocab_size), {}, {})
+        return cls(placeholder(vocab_size), {}, {})
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         """Return the ids of a text.

@@ -22,9 +22,10 @@ def test_the_templates_own_words(template: str, words: str) -> None:
         ChatTemplate(source(template)).render([user("a"), user("b")], bos_token="<s>", eos_token="</s>")
 
 
-def test_a_template_that_does_not_parse() -> None:
-    with pytest.raises(TemplateError, match="'default' does not parse: line 2: unexpected '}'"):
-        ChatTemplate("{% for message in messages %}\n{{ message }")
+def test_a_template_that_does_not_parse_spoils_only_chats() -> None:
+    template = ChatTemplate("{% for message in messages %}\n{{ message }")
+    with pytest.raises(TemplateError, match="does not parse: line 2: unexpected '}'"):
+        template.render([user("a")])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onekernel.text.detokenize import Detokenizer
@@ -29,6 +29,7 @@ def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     "G1", file="text/detokenize.py", old="self._utf8.decode(piece)", new='piece.decode("utf-8", "replace")'
 )
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=50)
 @given(text=ANY_TEXT | HARD)
 @example(text="👩‍👩‍👧‍👦 你好 नमस्ते مرحبا")
 def test_pieces_joined_are_the_text(load: Load, family: str, text: str) -> None:
@@ -44,6 +45,7 @@ def test_pieces_joined_are_the_text(load: Load, family: str, text: str) -> None:
 
 @pytest.mark.complaint("G2", file="text/detokenize.py", old='("replace")', new='("strict")')
 @pytest.mark.parametrize("family", BYTE_LEVEL)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_ids_decode_as_the_library_does(load: Load, family: str, data: st.DataObject) -> None:
     tokenizer = load(family)
@@ -52,6 +54,7 @@ def test_any_ids_decode_as_the_library_does(load: Load, family: str, data: st.Da
 
 
 @pytest.mark.parametrize("family", SENTENCEPIECE)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_ids_decode_to_the_same_in_pieces(load: Load, family: str, data: st.DataObject) -> None:
     tokenizer = load(family)

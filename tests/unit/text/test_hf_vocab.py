@@ -38,6 +38,8 @@ def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
         ("tokenizer_config.json", b"[]", "holds list, not a JSON object"),
         ("tokenizer_config.json", b"\xff\xfe", "cannot be read"),
         ("chat_template.jinja", b"\xff", "cannot be read"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"7": {}}}', "is not built as transformers"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "is not built as transformers"),
     ],
 )
 def test_damaged_settings(tmp_path: Path, name: str, content: bytes, words: str) -> None:

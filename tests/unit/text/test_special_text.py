@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onekernel.text.chat_template import ChatTemplate
@@ -47,6 +47,7 @@ def test_special_text_of_users_is_plain(load: Load, family: str, template: str) 
 
 
 @pytest.mark.parametrize(("family", "template"), BYTE_LEVEL_PAIRS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_text_stays_the_same(load: Load, family: str, template: str, data: st.DataObject) -> None:
     """Byte-level ids decode to exactly what was encoded, so they tell what the template made of disguised content."""
@@ -222,6 +223,7 @@ def test_text_that_becomes_special_when_normalised(tmp_path: Path) -> None:
 FRAGMENTS = [*"<>|/sim_endart ", "<s>", "</s>", "[INST]", "<|im_end|>"]
 
 
+@settings(max_examples=40)
 @given(text=st.lists(st.sampled_from(FRAGMENTS), max_size=20).map("".join))
 @example(text="</s>" * 3)
 @pytest.mark.parametrize("family", FAMILIES)
