@@ -59,7 +59,7 @@ def device(request: pytest.FixtureRequest) -> Device:
     """The shim, and a GPU where there is one."""
     if request.param == "shim":
         request.getfixturevalue("host_compiler")
-        return Device(torch.device("cpu"), lambda spec: ShimKernel(spec, timeout_s=20.0))
+        return Device(torch.device("cpu"), lambda spec: ShimKernel(spec, timeout_s=10.0))
     if not torch.cuda.is_available():
         pytest.skip("no GPU: torch sees no CUDA device")
     from onekernel.device.cuda_kernel import load_kernel

@@ -14,7 +14,8 @@ from onekernel.kernels.machine import HOP_THREADS, READ_ALL, READ_THREADS, clust
 def test_every_vector_is_read_once(device, vectors: int) -> None:
     data = torch.randint(-(2**31), 2**31 - 1, (vectors, 4), dtype=torch.int32, device=device.torch)
     sums = torch.zeros(2 * READ_THREADS, dtype=torch.int32, device=device.torch)
-    device.load(READ_ALL).launch(2, READ_THREADS, [data, vectors, sums])
+    times = torch.zeros(2, 2, dtype=torch.int64, device=device.torch)
+    device.load(READ_ALL).launch(2, READ_THREADS, [data, vectors, sums, times])
     want = data[0, 0] ^ data[0, 0]
     for value in data.reshape(-1).cpu():
         want = want ^ value.to(want.device)
@@ -22,6 +23,7 @@ def test_every_vector_is_read_once(device, vectors: int) -> None:
     for value in sums.tolist():
         got ^= value
     assert got == int(want)
+    assert (times[:, 0] > 0).all(), "cycles go on"
 
 
 def total(words: int, rounds: int) -> int:

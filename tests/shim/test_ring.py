@@ -48,7 +48,7 @@ class Case:
     def run(self, kernel: Kernel, ctas: int, device: torch.device, shape: RingShape = SHAPE, window: int = 2, **watch):
         chain = RingChain.of([PackedDense.pack(matrix.to(device)).tiles for matrix in self.matrices])
         guard = Watch.create(device, ctas, shape.threads, **watch)
-        out = chain.launch(kernel, shape, ctas, self.first.to(device), len(self.want), guard, window=window)
+        out = chain.prepare(kernel, shape, ctas, self.first.to(device), len(self.want), guard, window).start()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         guard.check("ring")
@@ -160,14 +160,16 @@ def test_a_planted_fault_is_caught(shim, with_fault: Callable[..., KernelSpec], 
 
 
 @pytest.mark.complaint("K5", file="kernels/tile/spin.cuh", old="turns >= watch.max_turns", new="turns > 4000000000u")
-def test_a_stuck_kernel_ends_and_says_who_waited(shim, with_fault, case: Case) -> None:
+def test_a_stuck_kernel_ends_and_says_who_waited(device, with_fault, case: Case) -> None:
+    """On a GPU too, and the next launch works: the context is not lost."""
     stuck = with_fault(SHAPE.spec(), *FAULTS["dropped tag"])
     with pytest.raises(DeviceError, match="kernel ring was stopped") as caught:
-        case.run(shim(stuck, timeout_s=5.0), 2, torch.device("cpu"), max_turns=2 * 1024)
+        case.run(device.load(stuck), 2, device.torch, max_turns=2 * 1024)
     lines = str(caught.value).splitlines()
     # The sixth word of the first phase carries tag 1 instead of 2; the loaders wait for consumers that are stuck.
     assert "  CTA 0 warp 0 waited for value 4: expected 2, saw 1, gave up" in lines
     assert any("CTA 1 warp 2 waited for ring stage" in line and "to be freed" in line for line in lines)
+    assert case.error(case.run(device.load(SHAPE.spec()), 2, device.torch)) < FLIPS
 
 
 def test_the_host_can_stop_a_kernel(shim, with_fault, case: Case) -> None:
@@ -178,7 +180,7 @@ def test_the_host_can_stop_a_kernel(shim, with_fault, case: Case) -> None:
     chain = RingChain.of([PackedDense.pack(matrix).tiles for matrix in case.matrices])
     watch = Watch.create(torch.device("cpu"), 2, SHAPE.threads, max_turns=2**32 - 1)
     Timer(0.2, watch.stop).start()
-    chain.launch(kernel, SHAPE, 2, case.first, TOKENS, watch)
+    chain.prepare(kernel, SHAPE, 2, case.first, TOKENS, watch).start()
     waits = watch.waited()
     assert waits and not any(wait.expired for wait in waits)
     with pytest.raises(DeviceError, match="was told to stop"):

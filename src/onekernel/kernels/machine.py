@@ -16,6 +16,7 @@ READ_ALL = KernelSpec(
         Pointer("data", "int32", ("vectors", 4)),
         Scalar("vectors", "u64"),
         Pointer("sums", "int32", ("threads",)),
+        Pointer("times", "int64", ("ctas", 2)),
     ),
 )
 

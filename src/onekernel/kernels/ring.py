@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onekernel.device.kernel import Kernel
+from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.device.watch import PARAMS as WATCH_PARAMS
 from onekernel.device.watch import Watch
@@ -110,7 +110,7 @@ class RingChain:
         rows = max(-(-phase.row_tiles // ctas) for phase in self.phases) * TILE_ROWS
         return ring + tasks + 2 * self.columns + 4 * shape.warps * rows
 
-    def launch(
+    def prepare(
         self,
         kernel: Kernel,
         shape: RingShape,
@@ -118,11 +118,9 @@ class RingChain:
         first: torch.Tensor,
         tokens: int,
         watch: Watch,
-        *,
         window: int = 2,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Start the chain on the first phase's bf16 inputs; returns `out` (tokens, out_rows), which it fills.
+    ) -> RingRun:
+        """Return the launch of `tokens` tokens on `ctas` CTAs, from the first phase's bf16 inputs.
 
         Raises ConfigError for a window outside the ring.
         """
@@ -130,29 +128,45 @@ class RingChain:
             raise ConfigError(f"window is {window}; it must be 1 to {shape.stages}, the stages of the ring")
         device = self.weights.device
         words = max(phase.inputs for phase in self.phases) // 2
-        exchange = torch.zeros(2, words, dtype=torch.int64, device=device)
+        cleared = torch.zeros(2, words, dtype=torch.int64, device=device)
         pairs = first.to(torch.bfloat16).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-        exchange[0, : len(pairs)] = pairs | 1 << 32
+        cleared[0, : len(pairs)] = pairs | 1 << 32
+        exchange = torch.empty_like(cleared)
         table = [(phase.offset_bytes, phase.row_tiles, phase.k_tiles, phase.inputs) for phase in self.phases]
-        if out is None:
-            out = torch.full((tokens, self.out_rows), torch.nan, device=device)
-        kernel.launch(
-            ctas,
-            shape.threads,
-            [
-                torch.tensor(table, dtype=torch.int64).to(device),
-                len(table),
-                self.weights,
-                exchange,
-                words,
-                out,
-                tokens,
-                self.out_rows,
-                self.columns,
-                window,
-                *watch.args,
-            ],
-            shared_bytes=self.shared_bytes(shape, ctas),
-            cooperative=True,
+        out = torch.full((tokens, self.out_rows), torch.nan, device=device)
+        args: tuple[Arg, ...] = (
+            torch.tensor(table, dtype=torch.int64).to(device),
+            len(table),
+            self.weights,
+            exchange,
+            words,
+            out,
+            tokens,
+            self.out_rows,
+            self.columns,
+            window,
+            *watch.args,
         )
-        return out
+        return RingRun(kernel, ctas, shape.threads, self.shared_bytes(shape, ctas), args, cleared, exchange, out)
+
+
+@dataclass(frozen=True, slots=True)
+class RingRun:
+    """A prepared launch; it can be started again once it has ended."""
+
+    kernel: Kernel
+    ctas: int
+    threads: int
+    shared_bytes: int
+    args: tuple[Arg, ...]
+    cleared: torch.Tensor
+    """The exchange buffer before a launch: zeros, and the first input with tag 1."""
+    exchange: torch.Tensor
+    out: torch.Tensor
+    """(tokens, rows) float32: the last phase's results."""
+
+    def start(self) -> torch.Tensor:
+        """Clear the exchange and start the kernel, both on the current stream; returns `out`."""
+        self.exchange.copy_(self.cleared)
+        self.kernel.launch(self.ctas, self.threads, self.args, shared_bytes=self.shared_bytes, cooperative=True)
+        return self.out
