@@ -13,7 +13,8 @@ user's look the same. So the user's are disguised before rendering and undisguis
 3. One call encodes it all, so normaliser, pre-tokenizer and the space SentencePiece puts before a text act as ever;
    the ids of aliases are replaced by those of the tokens they stand for.
 
-No character that came from content can thus become a special token, whatever the template does with it.
+No character that came from content can thus become a special token, whatever the template does with it. Added tokens
+that are not special, such as Qwen's <tool_call>, stay tokens wherever they stand, as in transformers.
 """
 
 from __future__ import annotations
