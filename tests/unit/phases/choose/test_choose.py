@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onekernel.config import Sampling
@@ -201,6 +201,9 @@ EDGES = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32 - 2, 2**32 - 200]) | st.i
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(EDGES, st.sampled_from([0.0, 1e-7, 0.5, 5.0, 3e7])), min_size=1, max_size=12))
+@example([(2**32 - 1, 3e7), (5, 0.0)])  # unclamped, v would be 1 and the winner's noise -inf
+@example([(4279122657, 0.0), (4294549103, 0.5)])  # the library may see them in the other order
+@example([(252262996, 0.0), (4294428516, 5.0)])
 def test_rough_logarithms_never_lose_the_winner(drawn: list[tuple[int, float]]) -> None:
     noise, scores = torch.tensor([word for word, _ in drawn]), torch.tensor([score for _, score in drawn])
     exact = scores + gumbel(uniform(noise))
