@@ -7,6 +7,7 @@ here or by the commands' `add_arguments`: `--help` and usage errors are immediat
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a usage error and `--help` raise SystemExit, as argparse does."""
     args = build_parser().parse_args(argv)
     console = Console(verbose=args.verbose)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows '?' for what it lacks
     try:
         _set_up_logging(args.verbose)
         code: int = args.run(args, console)

@@ -94,6 +94,7 @@ def test_a_list_of_another_form_is_a_usage_error(flag: str, value: str, capsys: 
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_shipped_configuration_needs_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--load-format dummy --device cpu -p 0 -n 1 -r 1 --no-warmup --json"
     assert main(["bench", "SmolLM2-135M", *flags.split()]) == 0

@@ -121,6 +121,7 @@ def test_a_paste_of_many_lines_is_one_message_and_ctrl_d_leaves(tmp_path: Path) 
         file = tmp_path / "chat.json"
         screen.type(f"/save {file}\r")
         screen.wait_for("[saved 1 turns")
+        screen.wait_for(">")
         assert json.loads(file.read_text())[0]["content"] == "def f():\n    return 1\nwhat?"
         screen.type("half a thought" + CTRL_C)  # clears the line, and leaves only when that is empty
         screen.type(CTRL_D)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -50,13 +51,31 @@ USAGE_ERRORS = [
 ]
 
 
-@pytest.mark.complaint("A5", file="cli/flags.py", old="import argparse\n", new="import argparse, torch\n")
-@pytest.mark.parametrize(("arguments", "code"), [*((a, 0) for a in HELP), *((a, 2) for a in USAGE_ERRORS)])
-def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str], code: int) -> None:
+def imports_nothing_heavy(arguments: list[str], code: int) -> None:
     command = [sys.executable, "-c", SHOWS_MODULES, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == f"code {code} heavy []"
     assert bool(done.stderr) == (code == 2)
+
+
+@pytest.mark.complaint("A5", file="cli/flags.py", old="import argparse\n", new="import argparse, torch\n")
+def test_help_imports_nothing_heavy() -> None:
+    imports_nothing_heavy(["--help"], 0)
+
+
+@pytest.mark.complaint(
+    "A5",
+    file="cli/generate.py",
+    old="    text = read_prompt(args)\n",
+    new="    import torch; text = read_prompt(args)\n",
+)
+def test_a_usage_error_imports_nothing_heavy() -> None:
+    imports_nothing_heavy(["generate", "model", "-p", ""], 2)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [*((a, 0) for a in HELP), *((a, 2) for a in USAGE_ERRORS)])
+def test_no_help_and_no_usage_error_imports_anything_heavy(arguments: list[str], code: int) -> None:
+    imports_nothing_heavy(arguments, code)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["generate", "--no-such-flag"]])
@@ -161,6 +180,15 @@ def test_a_prompt_that_is_too_long_names_both_numbers_and_the_flag(capsys: pytes
     assert "150 tokens" in line
     assert "100 tokens" in line
     assert "--ctx-size 151" in line
+
+
+def test_a_terminal_that_lacks_a_character_gets_another() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        patch.setattr(sys, "stdout", out)
+        assert run(FakeLLM([Script(("café",))]), ["generate", "model", "-p", "x"]) == 0
+        out.seek(0)
+        assert out.read() == "caf?\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:

@@ -106,9 +106,9 @@ def test_through_the_backend_it_is_that_of_transformers(tmp_path: Path) -> None:
     config = model_config(checkpoint.settings.config)
     weights = load_weights(checkpoint, config, dtype=torch.float32, device="cpu", progress=lambda done, total: None)
     backend = ReferenceBackend(
-        Model(config, weights), max_context=1400, num_pages=22, vocab_limit=300, memory=MemoryReport(0, 0, 0)
+        Model(config, weights), max_context=1100, num_pages=18, vocab_limit=300, memory=MemoryReport(0, 0, 0)
     )
-    n_ctx = 1400  # each half is more than one prefill chunk
+    n_ctx = 1100  # each half is more than one prefill chunk
     token_ids = torch.randint(300, (2 * n_ctx,), generator=torch.Generator().manual_seed(3)).tolist()
     cut = windows(token_ids, n_ctx, 1)
     *_, estimate = running_perplexity(cut, backend.logits)
