@@ -126,7 +126,7 @@ def read(machine: Machine, sizes: Sizes, weights: torch.Tensor) -> tuple[dict[st
     """Return the row of the best grid, and the SM clock in MHz during it."""
     data = weights.view(torch.int32).view(-1, 4)
     kernel, rows = machine.load(READ_ALL), []
-    for per_sm in (1, 2, 4):
+    for per_sm in (1, 2, 4, 8, 16):
         ctas = machine.ctas * per_sm
         sums = torch.zeros(ctas * READ_THREADS, dtype=torch.int32, device=machine.device)
         times = torch.zeros(ctas, 2, dtype=torch.int64, device=machine.device)

@@ -19,8 +19,8 @@ WAITS = {
 }
 """`enum class Wait` in kernels/tile/spin.cuh, in words."""
 
-MAX_TURNS = 4_000_000
-"""How often a wait looks before it gives up: a few seconds, longer than any token takes."""
+MAX_TURNS = 1_000_000
+"""How often a wait looks before it gives up: 2 seconds for a word and 4 for an mbarrier, measured on a stuck H200."""
 
 PARAMS = (
     Pointer("abort", "int32", (1,), pinned=True, align_bytes=4),

@@ -33,7 +33,7 @@ struct Task {
 // The shared memory after the ring, in this order.
 struct Work {
   Task* tasks;     // (phases)
-  u32* x;          // (columns / 2): pairs of bf16
+  u32* x;          // (columns / 2): pairs of bf16, in the order of store_x
   float* partial;  // (RING_WARPS, rows of the CTA)
 };
 
@@ -51,45 +51,65 @@ __device__ __forceinline__ void load_weights(WeightProducer producer, const Watc
   producer.drain();
 }
 
-// Multiplies the CTA's rows with x. Tile i of the CTA's row-major sequence of tiles belongs to warp i % RING_WARPS, so
-// all warps work whatever the shape. Within a row tile a warp then holds the sum over the columns k with equal
+// Where a warp is in the CTA's row-major sequence of tiles.
+struct Place {
+  u32 row_tile, k_tile;
+
+  __device__ __forceinline__ bool row_ends(u32 k_tiles) const { return k_tile + RING_WARPS >= k_tiles; }
+  __device__ __forceinline__ void advance(u32 k_tiles) {
+    for (k_tile += RING_WARPS; k_tile >= k_tiles; k_tile -= k_tiles) row_tile++;
+  }
+};
+
+// Puts the words (two values each) 2 * pair and 2 * pair + 1 of the inputs into the shared x. A tile's 32 words lie there
+// so that lane 4 * s + t, s = 0 or 1, finds in 16 consecutive bytes what it multiplies: words 8 * t + 2 * i + s, i < 4.
+__device__ __forceinline__ void store_x(u32* x, u32 pair, u32 even, u32 odd) {
+  u32* word = x + pair / 16 * (TILE_COLUMNS / 2) + pair % 16;
+  word[0] = even;
+  word[16] = odd;
+}
+
+// Multiplies the CTA's rows with x. Tile i of the CTA's sequence belongs to warp i % RING_WARPS, so all warps work
+// whatever the shape. Within a row tile a warp then holds the sum over the columns k with equal
 // (k / TILE_COLUMNS) % RING_WARPS: which warp that is depends on the share, the sum and its place in `partial` do not.
+//
+// The 16 bytes that a lane loads are a whole A fragment: the tile's 8 rows with half of the columns take its rows 0 to 7,
+// the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that of the
+// second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum; both are in lane 4 * row.
 __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& at, const Watch& watch,
                                          const Task& task, const Work& work) {
-  const u32 lane = lane_index(), warp = warp_index();
-  const u32 tiles = task.row_tiles * task.k_tiles, rows = task.row_tiles * TILE_ROWS;
-  u32 row_tile = warp / task.k_tiles, k_tile = warp % task.k_tiles;
-  float even[4] = {}, odd[4] = {};
-  for (u32 first = 0; first < tiles; first += STAGE_TILES, at.advance()) {
+  const u32 lane = lane_index(), warp = warp_index(), k_tiles = task.k_tiles;
+  const u32 tiles = task.row_tiles * k_tiles, rows = task.row_tiles * TILE_ROWS;
+  const u8* mine = ring.stages + warp * TILE_BYTES + lane * sizeof(uint4);
+  const uint4* x = reinterpret_cast<const uint4*>(work.x) + lane;
+  Place place{warp / k_tiles, warp % k_tiles};
+  float sum[2][4] = {};
+  for (u32 first = warp; first < tiles + warp; first += STAGE_TILES, at.advance()) {
     if (!ring.take(watch, at)) return false;
+    uint4 a[RING_TILES][2], b[RING_TILES] = {};
+    Place next = place;
 #pragma unroll
     for (u32 i = 0; i < RING_TILES; i++) {
-      const u32 in_stage = i * RING_WARPS + warp;
-      if (first + in_stage >= tiles) break;
-      const u8* tile = ring.stages + at.stage * STAGE_BYTES + in_stage * TILE_BYTES;
-      // One sequence is row 0 of the 16 rows of the product: lanes 0 to 3 hold it, the others hold rows of zeros.
-      uint4 a[2] = {};
-      if (lane < 4) {
-        const uint4* x = reinterpret_cast<const uint4*>(work.x + k_tile * (TILE_COLUMNS / 2)) + lane * 2;
-        a[0] = x[0];
-        a[1] = x[1];
-      }
-#pragma unroll
-      for (u32 half = 0; half < 2; half++) {
-        const uint4 w = reinterpret_cast<const uint4*>(tile)[half * WARP + lane];
-        mma_bf16(even, a[half].x, 0, a[half].y, 0, w.x, w.y);
-        mma_bf16(odd, a[half].z, 0, a[half].w, 0, w.z, w.w);
-      }
-      const u32 slot = k_tile % RING_WARPS;
-      k_tile += RING_WARPS;
-      if (k_tile < task.k_tiles) continue;
-      if (lane < 4)
-        *reinterpret_cast<float2*>(work.partial + slot * rows + row_tile * TILE_ROWS + lane * 2) =
-            make_float2(even[0] + odd[0], even[1] + odd[1]);
-      for (u32 j = 0; j < 4; j++) even[j] = odd[j] = 0;
-      for (; k_tile >= task.k_tiles; k_tile -= task.k_tiles) row_tile++;
+      if (first + i * RING_WARPS >= tiles) break;
+      const u8* tile = mine + at.stage * STAGE_BYTES + i * RING_WARPS * TILE_BYTES;
+      a[i][0] = *reinterpret_cast<const uint4*>(tile);
+      a[i][1] = *reinterpret_cast<const uint4*>(tile + WARP * sizeof(uint4));
+      if (lane < 8) b[i] = x[next.k_tile * 8];
+      next.advance(k_tiles);
     }
     ring.free(at);
+#pragma unroll
+    for (u32 i = 0; i < RING_TILES; i++) {
+      if (first + i * RING_WARPS >= tiles) break;
+      mma_bf16(sum[0], a[i][0].x, a[i][0].y, a[i][0].z, a[i][0].w, b[i].x, b[i].y);
+      mma_bf16(sum[1], a[i][1].x, a[i][1].y, a[i][1].z, a[i][1].w, b[i].z, b[i].w);
+      if (place.row_ends(k_tiles)) {
+        const u32 at_row = place.k_tile % RING_WARPS * rows + place.row_tile * TILE_ROWS + lane / 4;
+        if (lane % 4 == 0) work.partial[at_row] = (sum[0][0] + sum[0][3]) + (sum[1][0] + sum[1][3]);
+        for (u32 j = 0; j < 4; j++) sum[0][j] = sum[1][j] = 0;
+      }
+      place.advance(k_tiles);
+    }
   }
   return true;
 }
@@ -125,11 +145,11 @@ __device__ __forceinline__ void compute(WeightRing ring, const Watch& watch, con
       if (task.row_tiles == 0) continue;
       const u32 step = token * phases + p;
       const Pair* in = reinterpret_cast<const Pair*>(exchange + step % 2 * words);
-      uint2* x = reinterpret_cast<uint2*>(work.x);
-      bool ok = take_pairs<CONSUMERS, 2>(watch, in, task.inputs / 4, step + 1, x, threadIdx.x);
+      bool ok = take_pairs<CONSUMERS, 2>(watch, in, task.inputs / 4, step + 1, threadIdx.x,
+                                         [&](u32 pair, u32 even, u32 odd) { store_x(work.x, pair, even, odd); });
       // The columns between the inputs and the next whole tile have zero weights, but zero times NaN is NaN.
-      const u32 filled = task.inputs / 2, tile = TILE_COLUMNS / 2;
-      for (u32 i = filled + threadIdx.x; i < (filled + tile - 1) / tile * tile; i += CONSUMERS) work.x[i] = 0;
+      const u32 taken = task.inputs / 4, whole = (taken + 15) / 16 * 16;
+      for (u32 pair = taken + threadIdx.x; pair < whole; pair += CONSUMERS) store_x(work.x, pair, 0, 0);
       if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;
       ok = multiply(ring, at, watch, task, work);
       if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;

@@ -11,12 +11,12 @@ __device__ __forceinline__ u64 tagged(u32 value, u32 tag) { return static_cast<u
 
 __device__ __forceinline__ void publish(u64* word, u32 value, u32 tag) { store_relaxed_gpu(word, tagged(value, tag)); }
 
-// Thread `thread` of THREADS takes its part of `pairs` pairs of words into `values`, as soon as they carry `tag`.
-// UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes, is what a hand-over costs.
-// False: give up.
-template <u32 THREADS, u32 UNROLL>
-__device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, uint2* values,
-                                           u32 thread) {
+// Thread `thread` of THREADS takes its part of `pairs` pairs of words as soon as they carry `tag`, and calls
+// keep(pair, value, value) for each. UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes,
+// is what a hand-over costs. False: give up.
+template <u32 THREADS, u32 UNROLL, class Keep>
+__device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, u32 thread,
+                                           Keep keep) {
   for (u32 first = thread; first < pairs; first += THREADS * UNROLL) {
     Pair taken[UNROLL];
     const bool ok = spin(watch, Wait::VALUE, 2 * first, tag, [&](u64& seen) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++)
       if (first + i * THREADS < pairs)
-        values[first + i * THREADS] = make_uint2(static_cast<u32>(taken[i].first), static_cast<u32>(taken[i].second));
+        keep(first + i * THREADS, static_cast<u32>(taken[i].first), static_cast<u32>(taken[i].second));
   }
   return true;
 }
