@@ -60,7 +60,7 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
             f"{piece} keys of {head_dim} values take {piece * head_dim * 2} bytes, more than a ring stage of "
             f"{stage_bytes}: use {-(-piece * head_dim * 2 // 1024)} consumer warps or more"
         )
-    return warps * -(-group // splits) * (head_dim + 2 + piece // (warps // splits))
+    return warps * -(-group // splits) * (head_dim + 2 + -(-piece // (warps // splits)))
 
 
 def _token_words(sequences: int) -> int:

@@ -67,7 +67,7 @@ struct Producer {
   __device__ __forceinline__ bool fill(const Watch& watch, const u8* source, u32 bytes) {
     if (at.round > 0 && !spin_mbarrier(watch, Wait::FREED, at.stage, &ring.freed[at.stage], (at.round - 1) & 1))
       return false;
-    if (in_flight == window) {
+    while (in_flight >= window) {  // more than `window` are on their way after it has shrunk
       const u32 oldest = pending.stage;
       if (!spin_mbarrier(watch, Wait::LANDED, oldest, &ring.landed[oldest], pending.round & 1)) return false;
       pending.advance();

@@ -24,12 +24,13 @@ constexpr u32 WARP_HEADS = (GROUP + HEAD_SPLITS - 1) / HEAD_SPLITS, TOKEN_WARPS 
 
 // Tokens of keys, or of values, in one stage of the ring.
 constexpr u32 PIECE_TOKENS = PAGE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES ? PAGE_TOKENS : PAGE_TOKENS / 2;
+constexpr u32 PIECE_SLOTS = (PIECE_TOKENS + TOKEN_WARPS - 1) / TOKEN_WARPS;  // of them that one warp attends to
 static_assert(PIECE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES, "a piece of keys fits a stage");
 constexpr float NEGATIVE = -1e30f;  // below any score; its exponential is 0, and unlike infinity it subtracts from itself
 
 // Scratch in shared.partial: each warp's merge record of WARP_HEADS heads, then the scores of a piece.
 constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
-constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * RECORD + MK_WARPS * WARP_HEADS * (PIECE_TOKENS / TOKEN_WARPS);
+constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * RECORD + MK_WARPS * WARP_HEADS * PIECE_SLOTS;
 
 // Where the keys of one KV head's page begin; its values follow.
 __device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 head, u32 sequence, u32 page) {
@@ -83,12 +84,12 @@ struct Attention {
   float query[WARP_HEADS][LANE_PAIRS * 2], sum[WARP_HEADS][LANE_PAIRS * 2];
   float maximum[WARP_HEADS], weight[WARP_HEADS];
   u32 first_head, token_warp;
-  float* scores;  // (WARP_HEADS, PIECE_TOKENS / TOKEN_WARPS) of this warp
+  float* scores;  // (WARP_HEADS, PIECE_SLOTS) of this warp
 
   __device__ __forceinline__ void start(const Machine& m) {
     first_head = warp_index() % HEAD_SPLITS * WARP_HEADS;
     token_warp = warp_index() / HEAD_SPLITS;
-    scores = m.shared.partial + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * (PIECE_TOKENS / TOKEN_WARPS);
+    scores = m.shared.partial + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * PIECE_SLOTS;
 #pragma unroll
     for (u32 h = 0; h < WARP_HEADS; h++) {
       maximum[h] = NEGATIVE;
@@ -151,14 +152,14 @@ struct Attention {
       load(piece, token, key);
       score(key, result);
       if (lane_index() == 0)
-        for (u32 h = 0; h < WARP_HEADS; h++) scores[h * (PIECE_TOKENS / TOKEN_WARPS) + slot] = result[h];
+        for (u32 h = 0; h < WARP_HEADS; h++) scores[h * PIECE_SLOTS + slot] = result[h];
     }
     __syncwarp();
 #pragma unroll
     for (u32 h = 0; h < WARP_HEADS; h++) {
       float best = maximum[h];
 #pragma unroll 1
-      for (u32 i = 0; i < slot; i++) best = max(best, scores[h * (PIECE_TOKENS / TOKEN_WARPS) + i]);
+      for (u32 i = 0; i < slot; i++) best = max(best, scores[h * PIECE_SLOTS + i]);
       raise(h, best);
     }
   }
@@ -170,7 +171,7 @@ struct Attention {
       float value[LANE_PAIRS * 2];
       load(piece, token, value);
 #pragma unroll
-      for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[h * (PIECE_TOKENS / TOKEN_WARPS) + slot], value);
+      for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[h * PIECE_SLOTS + slot], value);
     }
     __syncwarp();  // the next piece's scores go to the same place
   }
