@@ -108,7 +108,7 @@ class Cta:
             wait = self._awaited(task, task["in_word"] + s * stride, inputs // 2)
             yield wait
             taken.append(bf16_to_float(machine.exchange.take(wait).view(np.uint16)))
-        if inputs > task["k_units"] * 512 // tile_rows:
+        if inputs % 4 or inputs > task["k_units"] * 512 // tile_rows:
             raise PlanError(f"phase {self.phase}: {inputs} inputs for {task['k_units']} units of weights")
         weights = machine.matrix(task["weights"], task["count"], task["k_units"], tile_rows)
         bias = machine.floats(task["bias"] - 1 + task["first"] * tile_rows, rows) if task["bias"] else np.float32(0)
@@ -135,6 +135,8 @@ class Cta:
         header = self.machine.header
 
         def publish(s: int, rows: F32) -> None:
+            if len(rows) != len(self.residual[s]):
+                raise PlanError(f"phase {self.phase}: {len(rows)} rows for a residual of {len(self.residual[s])}")
             self.residual[s] = self.residual[s] + rows
             word = task["out_word"] + s * header["x_words"] + task["first"] * _tile_rows(task) // 2
             self.machine.exchange.give_bf16(word, self.residual[s], self._tag)
