@@ -39,7 +39,10 @@ def read_settings(directory: Path, *, name: str, source: str, notes: tuple[str, 
 
 def file_names(directory: Path) -> frozenset[str]:
     """Return the names in a directory, not those below it."""
-    return frozenset(entry.name for entry in directory.iterdir())
+    try:
+        return frozenset(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        raise ModelError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
 def index_shards(directory: Path) -> dict[str, str]:

@@ -34,6 +34,9 @@ _BIAS = 0.1
 _NORM = 0.1
 """Deviations of biases, and of norms around 1."""
 
+_CHUNK_VALUES = 1 << 22
+"""Values made at once: 16 MiB of float32 on the way, and enough for each core to be worth waking."""
+
 
 class DummyCheckpoint:
     """The `Checkpoint` of a config.json alone: bf16 tensors made when they are read."""
@@ -55,7 +58,7 @@ class DummyCheckpoint:
             raise ModelError(f"{self.settings.source}: a {self._config.architecture} has no tensor {name}")
         shape = self._shapes[name]
         centre, deviation = _distribution(name, shape, self._config)
-        return _uniform(name, shape).mul_(deviation).add_(centre).to(torch.bfloat16)
+        return _uniform(name, math.prod(shape), centre, deviation).view(shape)
 
     def close(self) -> None:
         """Do nothing: there is no file."""
@@ -77,14 +80,19 @@ def _distribution(name: str, shape: tuple[int, ...], config: ModelConfig) -> tup
     return (gain, gain * _NORM) if len(shape) == 1 else (0.0, gain / math.sqrt(shape[1]))
 
 
-def _uniform(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return float32 values of mean 0 and deviation 1, spread evenly over +-sqrt(3).
+def _uniform(name: str, count: int, centre: float, deviation: float) -> torch.Tensor:
+    """Return `count` bf16 values spread evenly over centre +- sqrt(3) * deviation, seeded by the name.
 
-    Sixteen bits of a raw PCG64 stream each, which NumPy keeps stable between versions and machines; fifty times as
-    fast as normal deviates, and sums over a row are normal all the same.
+    Sixteen bits each of a raw PCG64 stream, which NumPy keeps stable between versions and machines: many times as fast
+    as normal deviates, and sums over a row are normal all the same.
     """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    count = math.prod(shape)
-    words = np.random.PCG64(seed).random_raw(-(-count // 4))
-    values = torch.from_numpy(words.view(np.int16)[:count]).view(shape).to(torch.float32)
-    return values.mul_(math.sqrt(3) / (1 << 15))
+    stream = np.random.PCG64(seed)
+    step = math.sqrt(3) * deviation / (1 << 15)
+    values = torch.empty(count, dtype=torch.bfloat16)
+    for start in range(0, count, _CHUNK_VALUES):
+        size = min(_CHUNK_VALUES, count - start)
+        words = stream.random_raw(-(-size // 4))
+        chunk = torch.from_numpy(words.view(np.int16)[:size])
+        values[start : start + size] = chunk.to(torch.float32).mul_(step).add_(centre)
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +34,7 @@ def open_checkpoint(
     there is no such model or its files are damaged, UnsupportedModelError for kinds that are not built in (for a hub id
     before the weights are fetched), HubError if fetching fails.
     """
-    path = Path(model).expanduser()
+    path = _path(model)
     if revision is not None and path.exists():
         raise ConfigError(f"revision {revision!r} was given, but {model} is a local path; revisions are for hub ids")
     if load_format == "dummy":
@@ -58,6 +59,14 @@ def open_checkpoint(
 def is_hub_id(model: str) -> bool:
     """Whether this can be a hub's org/name, as opposed to a path."""
     return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
+
+
+def _path(model: str) -> Path:
+    if not model:  # Path("") would be the current directory
+        _refuse_missing(model)
+    with contextlib.suppress(RuntimeError):  # ~user of whom nobody knows the home
+        return Path(model).expanduser()
+    return Path(model)
 
 
 def _local_settings(directory: Path) -> CheckpointSettings:
@@ -96,6 +105,6 @@ def _refuse_missing(model: str) -> NoReturn:
     if model in shipped_configs():
         raise ModelError(f"{model} is a shipped config, which has no weights; random ones: --load-format dummy")
     raise ModelError(
-        f"there is no file or directory {model}; give a Hugging Face directory, a .gguf file, a hub id such as "
+        f"there is no file or directory {model!r}; give a Hugging Face directory, a .gguf file, a hub id such as "
         f"org/name, or with --load-format dummy one of {', '.join(shipped_configs())}"
     )
