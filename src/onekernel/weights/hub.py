@@ -6,6 +6,7 @@ HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are huggingface-hub's and honoured by it. N
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,8 +110,8 @@ class HubModel:
         needed = sum(self._sizes[name] for name in missing)
         if missing:
             self._require_disk(needed)
-            self._say(f"fetching {len(missing)} files ({needed / 1e6:.1f} MB) of {self._repo}")
-        bars = tqdm if self._progress else _NoBars  # the hub's bars show on a terminal only
+            self._say(f"fetching {needed / 1e6:.1f} MB of {self._repo}: {', '.join(missing)}")
+        bars = tqdm if self._progress and sys.stderr.isatty() else _NoBars
         with self._explained():
             return Path(snapshot_download(self._repo, revision=self._revision, allow_patterns=wanted, tqdm_class=bars))
 
