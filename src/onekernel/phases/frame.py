@@ -50,6 +50,8 @@ class HeadShare:
     first: Ints
     count: Ints
     member: Ints
+    members: int
+    """CTAs that share a KV head."""
     stride: int
 
 

@@ -68,7 +68,10 @@ def interpret(
         stop_ids,
         Exchange(plan.exchange_words, trace=trace),
     )
-    _run([Cta(machine, index) for index in range(plan.limits.ctas)], machine.exchange, random.Random(seed))
+    with np.errstate(
+        all="ignore"
+    ):  # float32 may overflow here as it does in the kernel; choose finds what is not finite
+        _run([Cta(machine, index) for index in range(plan.limits.ctas)], machine.exchange, random.Random(seed))
     words = machine.slots
     return Answer(
         tuple(tuple(word & ~TOKEN_STOP for word in of if not word & TOKEN_NON_FINITE) for of in words),

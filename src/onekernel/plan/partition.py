@@ -127,4 +127,4 @@ def _share_heads(ctas: int, kv_heads: int, place_of: Ints) -> HeadShare:
         first = np.where(count > 0, first, 0)
         member = np.where(count > 0, member, 0)
     stride = min(ctas, kv_heads)
-    return HeadShare(first[place_of], count[place_of], member[place_of], stride)
+    return HeadShare(first[place_of], count[place_of], member[place_of], members, stride)

@@ -39,7 +39,7 @@ def mutate(plan: Plan, draw: random.Random) -> Mutation:
         old = header[name].item()
         header[name] = changed(old, draw) if isinstance(old, int) else old * 2
         return Mutation(f"header.{name} {old} -> {header[name]}", replace(plan, header=header))
-    phase = draw.choice(plan.phases)
+    phase = draw.choice([phase for phase in plan.phases if tasks["count"][:, phase.index].any()])
     cta = draw.choice([c for c in range(plan.limits.ctas) if tasks["count"][c, phase.index] > 0])
     name = draw.choice([name for name in TASK.dtype.names or () if name not in UNUSED[phase.kind]])
     old = int(tasks[name][cta, phase.index])

@@ -8,9 +8,12 @@ from onekernel.phases.frame import Frame, HeadShare, Records
 
 
 def tasks(records: Records, frame: Frame, phase: int, share: HeadShare) -> None:
-    """Fill the records of phase number `phase`; how many partials it takes follows from the length."""
+    """Fill the records of phase number `phase`; how many partials it takes follows from the length.
+
+    Where a KV head has one member there is nothing to merge, ever, and no CTA has work.
+    """
     records["first"] = share.first
-    records["count"] = np.where(share.member == 0, share.count, 0)
+    records["count"] = np.where((share.member == 0) & (share.members > 1), share.count, 0)
     records["in_word"] = frame.words.partial
     records["in_phase"] = phase - 1
     records["out_word"] = frame.words.mixed
