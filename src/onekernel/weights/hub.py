@@ -62,7 +62,7 @@ class HubModel:
                 info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_LIST_TIMEOUT_S)
         except _UnreachableError as error:
             self._unreachable = f"the hub cannot be reached ({error})"
-            self._say(f"{self._unreachable}; using the cached files of {repo}")
+            self._say(f"{self._unreachable}; looking for {repo} in the cache")
             return
         self._commit = info.sha
         self._sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
