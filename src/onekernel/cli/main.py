@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onekernel import __version__
-from onekernel.cli import bench, chat, env, generate, info, perplexity
+from onekernel.cli import bench, chat, env, generate, info, perplexity, plan
 from onekernel.cli.console import Console
 from onekernel.errors import ConfigError, OnekernelError
 
@@ -28,6 +28,7 @@ COMMANDS: dict[str, ModuleType] = {
     "bench": bench,
     "perplexity": perplexity,
     "info": info,
+    "plan": plan,
     "env": env,
 }
 

@@ -1,0 +1,164 @@
+"""Show how a model is shared out over the SMs of a GPU: phases, bytes per phase and SM, balance, predicted time.
+
+Needs no GPU and reads no weights. The prediction is the most loaded SM's bytes at the memory's rate plus a range for
+each hand-over; both are parameters, and the defaults are an H200's, measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from onekernel.cli.console import Console
+from onekernel.cli.flags import add_context, add_model, engine_config, model_name
+from onekernel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onekernel.plan.plan import Plan
+
+HELP = "how a model is shared out over a GPU's SMs"
+USAGE = "MODEL [options]"
+
+H200_SMS = 132
+H200_READ_GBPS = 4500.0
+HAND_OVER_US = (1.0, 1.9)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every phase")
+    parser.add_argument("--ctas", metavar="N", type=int, help="SMs, one CTA on each (default: this GPU's, else 132)")
+    parser.add_argument("--sequences", metavar="N", type=int, default=1, help="answers at once, 1 (default) or 8")
+    parser.add_argument("--validate", action="store_true", help="also prove the plan sound, which takes some seconds")
+    parser.add_argument(
+        "--read-gbps", metavar="X", type=float, default=H200_READ_GBPS, help=f"default {H200_READ_GBPS:g}"
+    )
+    parser.add_argument(
+        "--hand-over-us", metavar="X", nargs=2, type=float, default=HAND_OVER_US, help="range, default 1.0 1.9"
+    )
+    add_context(parser)
+    add_model(parser, running=False)
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the command; return the exit code."""
+    name, options = model_name(args), engine_config(args)
+    if args.read_gbps <= 0 or min(args.hand_over_us) < 0:
+        raise ConfigError("--read-gbps must be positive, and --hand-over-us not negative")
+
+    import json
+    from pathlib import Path
+
+    from onekernel.config import PAGE_TOKENS, context_tokens
+    from onekernel.models.registry import model_config
+    from onekernel.plan.limits import Limits
+    from onekernel.plan.plan import make_plan
+    from onekernel.plan.validate import validate
+    from onekernel.weights.open import LoadFormat, open_checkpoint
+
+    # The settings are all that is needed, and "dummy" opens nothing else.
+    path = Path(name).expanduser()
+    load_format: LoadFormat = "auto" if path.suffix == ".gguf" and path.exists() else "dummy"
+    checkpoint = open_checkpoint(name, revision=args.revision, load_format=load_format, progress=console.note)
+    try:
+        settings, config = checkpoint.settings, model_config(checkpoint.settings.config)
+    finally:
+        checkpoint.close()
+    context = context_tokens(options.max_context, config)
+    ctas, shared = _machine(args.ctas, args.device)
+    pages = args.sequences * -(-context // PAGE_TOKENS)
+    limits = Limits(ctas=ctas, shared_bytes=shared, max_context=context, num_pages=pages, sequences=args.sequences)
+    plan = make_plan(config, limits)
+    if args.validate:
+        validate(plan)
+        console.note("the plan is sound")
+    predicted = [plan.predicted_us(args.read_gbps, hand_over) for hand_over in args.hand_over_us]
+    if args.json:
+        console.data(json.dumps({"model": settings.name} | as_json(plan, args, predicted), indent=1))
+        return 0
+    for line in describe(settings.name, plan, args, predicted):
+        console.data(line)
+    return 0
+
+
+def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[float]) -> list[str]:
+    """Return lines for people."""
+    limits, shared, rows = plan.limits, plan.shared, plan.layout.tile_rows
+    beside = shared.total_bytes - shared.ring_bytes
+    facts = [
+        ("model", name),
+        (
+            "machine",
+            f"{limits.ctas} CTAs of {limits.consumer_warps} + 1 warps, each {limits.shared_bytes} shared bytes",
+        ),
+        ("ring", f"{shared.stages} stages of {limits.stage_bytes} bytes, beside {beside} bytes for everything else"),
+        ("context", f"{limits.max_context} tokens; a KV head's cache lies with {plan.members} CTAs"),
+        ("tile rows", f"residual {rows.residual}, qkv {rows.qkv}, gate_up {rows.gate_up}, head {rows.head}"),
+        ("exchange", f"{plan.exchange_words * 8} bytes"),
+        ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}"),
+        (
+            "predicted",
+            f"{predicted[0]:.0f} to {predicted[1]:.0f} us per token at {args.read_gbps:g} GB/s, with {plan.hand_overs} "
+            f"hand-overs of {args.hand_over_us[0]:g} to {args.hand_over_us[1]:g} us",
+        ),
+    ]
+    lines = [f"{label:14} {value}" for label, value in facts]
+    lines += ["", "phase      times      kB each   kB per SM: least      mean      most"]
+    for kind in dict.fromkeys(phase.kind for phase in plan.phases):
+        read = plan.bytes_per_phase[:, [phase.index for phase in plan.phases if phase.kind == kind]] / 1e3
+        line = f"{kind.name.lower():10} {read.shape[1]:5}"
+        if read.any():
+            each = read.sum(axis=0).mean()
+            line += f" {each:12.1f} {read.min():18.1f} {read.mean():9.1f} {read.max():9.1f}"
+        lines.append(line)
+    return lines
+
+
+def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dict[str, Any]:
+    """Return everything, phase by phase; bytes are those of matrices."""
+    read = plan.bytes_per_phase
+    phases = [
+        {
+            "kind": phase.kind.name.lower(),
+            "layer": phase.layer,
+            "bytes": int(read[:, phase.index].sum()),
+            "least_bytes": int(read[:, phase.index].min()),
+            "most_bytes": int(read[:, phase.index].max()),
+        }
+        for phase in plan.phases
+    ]
+    rows = plan.layout.tile_rows
+    return {
+        "ctas": plan.limits.ctas,
+        "context_tokens": plan.limits.max_context,
+        "sequences": plan.limits.sequences,
+        "ring_stages": plan.shared.stages,
+        "shared_bytes": plan.shared.total_bytes,
+        "exchange_bytes": plan.exchange_words * 8,
+        "tile_rows": {name: getattr(rows, name) for name in ("residual", "qkv", "gate_up", "head")},
+        "members": plan.members,
+        "bytes_per_token": plan.bytes_per_token,
+        "imbalance": plan.imbalance,
+        "hand_overs": plan.hand_overs,
+        "read_gbps": args.read_gbps,
+        "hand_over_us": list(args.hand_over_us),
+        "predicted_us": predicted,
+        "phases": phases,
+    }
+
+
+def _machine(ctas: int | None, device: str) -> tuple[int, int]:
+    """Return CTAs and their shared memory: as asked, else this GPU's, else an H200's."""
+    from onekernel.device.facts import facts
+    from onekernel.errors import DeviceError
+    from onekernel.plan.limits import Limits
+
+    default = H200_SMS, Limits(ctas=1, max_context=1, num_pages=1).shared_bytes
+    if ctas is None and device != "cpu":
+        try:
+            found = facts("cuda" if device == "auto" else device)
+            return found.sm_count, found.shared_bytes_per_block
+        except DeviceError:
+            if device != "auto":
+                raise
+    return default[0] if ctas is None else ctas, default[1]

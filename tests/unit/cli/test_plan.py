@@ -1,0 +1,65 @@
+"""`plan` shows the plan that would run, without weights and without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from onekernel.cli.main import main
+from onekernel.models.registry import model_config
+from onekernel.plan.limits import Limits
+from onekernel.plan.plan import make_plan
+from onekernel.weights.shipped import read_shipped
+from tests.unit.cli.tiny import write_tiny
+
+
+def test_json_has_every_phase_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", "cpu", "--json", "--ctx-size", "2048", "--read-gbps", "4000", "--hand-over-us", "1", "2"]
+    assert main(["plan", "Llama-3.2-1B", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    plan = make_plan(model_config(read_shipped("Llama-3.2-1B")), Limits(ctas=132, max_context=2048, num_pages=32))
+    assert (found["ctas"], found["context_tokens"], len(found["phases"])) == (132, 2048, 6 * 16 + 3)
+    assert found["bytes_per_token"] == plan.bytes_per_token == sum(phase["bytes"] for phase in found["phases"])
+    assert found["imbalance"] == plan.imbalance
+    assert found["ring_stages"] == plan.shared.stages
+    # 2.471 GB at 4000 GB/s, and five phases of each layer, the head and the choice wait for others.
+    slowest = plan.bytes_per_token / 4e6 * plan.imbalance
+    assert found["predicted_us"] == pytest.approx([slowest + 82, slowest + 164])
+    down = next(phase for phase in found["phases"] if phase["kind"] == "down")
+    assert down == {"kind": "down", "layer": 0, "bytes": 2048 * 8192 * 2, "least_bytes": 131072, "most_bytes": 262144}
+
+
+def test_for_people_it_is_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", str(write_tiny(tmp_path)), "--ctas", "4", "--validate"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert "4 CTAs of 16 + 1 warps" in lines[1]
+    kinds = [line.split()[:2] for line in lines[lines.index("") + 2 :]]
+    assert kinds == [["embed", "1"], *([kind, "2"] for kind in PER_LAYER), ["head", "1"], ["choose", "1"]]
+    assert "the plan is sound" in err
+
+
+PER_LAYER = ["qkv", "attention", "combine", "out", "gate_up", "down"]
+
+
+def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[str], smollm2_gguf: Path) -> None:
+    assert main(["plan", str(smollm2_gguf), "--ctas", "78", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["phases"]) == 6 * 30 + 3
+    assert found["imbalance"] < 1.005
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ctas", "0"], "ctas is 0; it must be at least 1"),
+        (["--sequences", "3"], "sequences is 3; a kernel is built for 1 or 8"),
+        (["--read-gbps", "0"], "--read-gbps must be positive"),
+        (["--ctx-size", "999999999"], "the model allows 131072"),
+    ],
+)
+def test_a_wrong_value_is_a_usage_error(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "Llama-3.2-1B", *arguments]) == 2
+    assert message in capsys.readouterr().err
