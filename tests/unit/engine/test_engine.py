@@ -136,8 +136,8 @@ def test_text_held_back_for_a_stop_string_is_flushed_at_the_limit(start: Start) 
 @pytest.mark.complaint(
     "H3",
     file="engine/answer.py",
-    old='            self.finish_reason = "stop"\n        return self._deltas',
-    new="            pass\n        return self._deltas",
+    old="self.finish_reason = self.finish_reason or reason",
+    new="self.finish_reason = reason",
 )
 def test_a_stop_string_complete_with_the_last_token_is_a_stop(start: Start) -> None:
     engine, _ = start(b"one three")
@@ -313,7 +313,7 @@ def test_a_callback_that_fails_loses_only_its_own_request(start: Start) -> None:
     "J4",
     file="engine/engine.py",
     old="params.resolve(self.generation_config)",
-    new="params.resolve({**self.generation_config, 'temperature': 0})",
+    new="SamplingParams(temperature=params.temperature).resolve(self.generation_config)",
 )
 def test_the_seed_used_is_returned_and_a_given_one_is_kept(start: Start) -> None:
     engine, backend = start([65])
