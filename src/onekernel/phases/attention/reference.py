@@ -28,7 +28,7 @@ def attention(
     head_dim / 2); the tokens stand at positions `start` and on, and attend to all before them. Keys are stored rotated.
     """
     tokens, head_dim, kv_heads = qkv.shape[0], config.head_dim, config.num_key_value_heads
-    q, k, v = torch.split(qkv, (config.q_size, config.kv_size, config.kv_size), dim=-1)
+    q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
     q, k = q.view(tokens, -1, head_dim), k.view(tokens, -1, head_dim)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, config.rms_norm_eps), rms_norm(k, k_norm, config.rms_norm_eps)
