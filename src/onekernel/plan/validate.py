@@ -120,7 +120,9 @@ def _check_heads(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     parts = members if phase.kind == Kind.ATTENTION else int(members > 1)
     wanted = [(head, member) for head in range(heads) for member in range(parts)]
     if sorted(served) != wanted:
-        raise PlanError(f"{_name(phase)}: {heads} KV heads with {members} members are served as {sorted(served)}")
+        wrong = sorted(set(served) ^ set(wanted)) or [pair for pair in served if served.count(pair) > 1]
+        what = f"KV head {wrong[0][0]} has no member {wrong[0][1]}, or has it twice, or should not have it"
+        raise PlanError(f"{_name(phase)}: {what}; there are {heads} heads of {members} members")
 
 
 def _check_words(plan: Plan, phase: PhaseInfo, column: Column) -> None:

@@ -55,8 +55,8 @@ def column(plan: Plan, kind: Kind, layer: int = 1) -> Any:
         (Kind.OUT, "in_phase", -1, "never written|of phase"),
         (Kind.DOWN, "in_phase", 1, "which is of phase .* and not of phase"),
         (Kind.DOWN, "out_word", 2, "out_word"),
-        (Kind.ATTENTION, "member", 1, "are served as"),
-        (Kind.COMBINE, "first", 1, "are served as"),
+        (Kind.ATTENTION, "member", 1, "KV head . has no member"),
+        (Kind.COMBINE, "first", 1, "KV head . has no member"),
         (Kind.QKV, "layer", 1, "another phase"),
         (Kind.QKV, "bias", 4, "bias"),
     ],
@@ -76,6 +76,13 @@ def test_a_hidden_row_with_two_owners_is_refused() -> None:
     for name in ("first", "count", "weights"):
         down[name] = moved[name]
     with pytest.raises(PlanError, match="owner"):
+        validate(plan)
+
+
+def test_a_cta_that_serves_other_kv_heads_than_its_own_is_refused() -> None:
+    plan = plan_of("tied", 2)  # 3 KV heads: CTA 0 serves heads 0 and 2
+    column(plan, Kind.ATTENTION)["stride"][0] = 1
+    with pytest.raises(PlanError, match=r"KV head . has no member"):
         validate(plan)
 
 
