@@ -52,8 +52,8 @@ def check_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: 
     )
     raise MemoryLimitError(
         f"{format_bytes(plan.total_bytes)} are needed on {device} (weights {format_bytes(plan.weights_bytes)}, KV "
-        f"cache {format_bytes(plan.kv_bytes)} for {context} tokens, workspace {format_bytes(plan.workspace_bytes)}) but "
-        f"{format_bytes(free)} are free; {advice}",
+        f"cache {format_bytes(plan.kv_bytes)} for {context} tokens, workspace {format_bytes(plan.workspace_bytes)}) "
+        f"but {format_bytes(free)} are free; {advice}",
         plan.total_bytes,
         free,
         largest,

@@ -13,7 +13,7 @@ _ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}
 
 @dataclass(frozen=True, slots=True)
 class MegakernelShape:
-    """What a build depends on: the model's head and activation, and how a CTA is made up. Nothing of a plan is in it."""
+    """What a build depends on: the model's head and activation, and how a CTA is made up. Nothing of a plan."""
 
     head_dim: int
     group: int

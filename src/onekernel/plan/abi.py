@@ -58,7 +58,7 @@ class Record:
 
     @property
     def header(self) -> str:
-        """Return the struct in CUDA C++. Naturally aligned members without padding leave its size as the only question."""
+        """Return the struct in CUDA C++. Members aligned naturally and without padding leave only its size open."""
         lines = [f"// {self.comment}", f"struct {self.name} {{"]
         lines += [
             f"  {'float' if field.kind == 'f32' else field.kind} {field.name};  // {field.comment}"
