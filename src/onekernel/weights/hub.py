@@ -112,8 +112,15 @@ class HubModel:
             self._require_disk(needed)
             self._say(f"fetching {needed / 1e6:.1f} MB of {self._repo}: {', '.join(missing)}")
         bars = tqdm if self._progress and sys.stderr.isatty() else _NoBars
-        with self._explained():
-            return Path(snapshot_download(self._repo, revision=self._revision, allow_patterns=wanted, tqdm_class=bars))
+        try:
+            with self._explained():
+                return Path(
+                    snapshot_download(self._repo, revision=self._revision, allow_patterns=wanted, tqdm_class=bars)
+                )
+        except _UnreachableError as error:
+            raise HubError(
+                f"fetching {self._repo} broke off ({error}); run it again: what has been fetched is kept"
+            ) from error
 
     def _is_cached(self, name: str) -> bool:
         return isinstance(try_to_load_from_cache(self._repo, name, revision=self._commit), str)

@@ -20,6 +20,7 @@ class FakeHub:
     refuse_files: tuple[int, str] | None = None
     """The same for the files' own contents: how a gated repository answers."""
     down: bool = False
+    files_down: bool = False
     requests: list[str] = field(default_factory=list)
 
     def client(self) -> httpx.Client:
@@ -33,9 +34,9 @@ class FakeHub:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         self.requests.append(f"{request.method} {path}")
-        if self.down:
-            raise httpx.ConnectError("Network is unreachable", request=request)
         listing = path.startswith("/api/models/")
+        if self.down or (self.files_down and not listing):
+            raise httpx.ConnectError("Network is unreachable", request=request)
         refused = self.refuse if listing else self.refuse_files
         if not (path + "/").startswith(("/api/models/org/name/", "/org/name/")):
             refused = (401, "RepoNotFound")

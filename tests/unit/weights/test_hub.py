@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,11 +124,22 @@ def test_a_second_time_nothing_is_fetched(serve: Serve, model: Any) -> None:
 
 
 def test_an_interrupted_fetch_goes_on(serve: Serve, model: Any) -> None:
-    serve(model[0], refuse_files=None)
+    serve(model[0])
     open_checkpoint("org/name", load_format="dummy")  # settings alone
     hub = serve(model[0])
     open_checkpoint("org/name")
     assert hub.fetched() == {"model.safetensors"}
+
+
+def test_a_network_that_fails_midway_says_how_to_go_on(
+    serve: Serve, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the client waits between its own attempts
+    serve(model[0], files_down=True)
+    with pytest.raises(
+        HubError, match=r"fetching org/name broke off \(.*\); run it again: what has been fetched is kept"
+    ):
+        open_checkpoint("org/name")
 
 
 def test_dummy_weights_fetch_no_weights(serve: Serve, model: Any) -> None:
