@@ -11,6 +11,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/shuffle.cuh"
 #include "tile/ring.cuh"
 #include "tile/tagged.cuh"
 
@@ -69,6 +70,9 @@ __device__ __forceinline__ void store_x(u32* x, u32 pair, u32 even, u32 odd) {
   word[16] = odd;
 }
 
+// The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
+__device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lane_index()); }
+
 // Multiplies the CTA's rows with x. Tile i of the CTA's sequence belongs to warp i % RING_WARPS, so all warps work
 // whatever the shape. Within a row tile a warp then holds the sum over the columns k with equal
 // (k / TILE_COLUMNS) % RING_WARPS: which warp that is depends on the share, the sum and its place in `partial` do not.
@@ -76,16 +80,19 @@ __device__ __forceinline__ void store_x(u32* x, u32 pair, u32 even, u32 odd) {
 // The 16 bytes that a lane loads are a whole A fragment: the tile's 8 rows with half of the columns take its rows 0 to 7,
 // the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that of the
 // second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum; both are in lane 4 * row.
+//
+// `ok` is false for a thread that gave up a wait. It waits no more, but goes through all stages with its warp: only the
+// CTA's barrier may part them, and the result is dropped there.
 __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& at, const Watch& watch,
-                                         const Task& task, const Work& work) {
-  const u32 lane = lane_index(), warp = warp_index(), k_tiles = task.k_tiles;
+                                         const Task& task, const Work& work, bool ok) {
+  const u32 lane = kept(lane_index()), warp = kept(warp_index()), k_tiles = task.k_tiles;
   const u32 tiles = task.row_tiles * k_tiles, rows = task.row_tiles * TILE_ROWS;
   const u8* mine = ring.stages + warp * TILE_BYTES + lane * sizeof(uint4);
   const uint4* x = reinterpret_cast<const uint4*>(work.x) + lane;
   Place place{warp / k_tiles, warp % k_tiles};
   float sum[2][4] = {};
   for (u32 first = warp; first < tiles + warp; first += STAGE_TILES, at.advance()) {
-    if (!ring.take(watch, at)) return false;
+    ok = ok && ring.take(watch, at);
     uint4 a[RING_TILES][2], b[RING_TILES] = {};
     Place next = place;
 #pragma unroll
@@ -97,7 +104,7 @@ __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& 
       if (lane < 8) b[i] = x[next.k_tile * 8];
       next.advance(k_tiles);
     }
-    ring.free(at);
+    ring.free(at, ok);
 #pragma unroll
     for (u32 i = 0; i < RING_TILES; i++) {
       if (first + i * RING_WARPS >= tiles) break;
@@ -105,13 +112,14 @@ __device__ __forceinline__ bool multiply(WeightRing& ring, Cursor<RING_STAGES>& 
       mma_bf16(sum[1], a[i][1].x, a[i][1].y, a[i][1].z, a[i][1].w, b[i].z, b[i].w);
       if (place.row_ends(k_tiles)) {
         const u32 at_row = place.k_tile % RING_WARPS * rows + place.row_tile * TILE_ROWS + lane / 4;
-        if (lane % 4 == 0) work.partial[at_row] = (sum[0][0] + sum[0][3]) + (sum[1][0] + sum[1][3]);
+        const float total = (sum[0][0] + sum[0][3]) + (sum[1][0] + sum[1][3]);
+        if (lane % 4 == 0) work.partial[at_row] = total;
         for (u32 j = 0; j < 4; j++) sum[0][j] = sum[1][j] = 0;
       }
       place.advance(k_tiles);
     }
   }
-  return true;
+  return ok;
 }
 
 // Sums the warps' partial results, always in the same order, and hands the rows to all CTAs and to the host.
@@ -150,8 +158,8 @@ __device__ __forceinline__ void compute(WeightRing ring, const Watch& watch, con
       // The columns between the inputs and the next whole tile have zero weights, but zero times NaN is NaN.
       const u32 taken = task.inputs / 4, whole = (taken + 15) / 16 * 16;
       for (u32 pair = taken + threadIdx.x; pair < whole; pair += CONSUMERS) store_x(work.x, pair, 0, 0);
-      if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;
-      ok = multiply(ring, at, watch, task, work);
+      barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+      ok = multiply(ring, at, watch, task, work, ok);
       if (barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok)) return;
       float* result = p + 1 == phases ? out + static_cast<u64>(token) * out_rows : nullptr;
       publish_rows(task, work, exchange + (step + 1) % 2 * words, step + 2, result);

@@ -46,6 +46,7 @@ inline u64 cluster_load(unsigned char* from) { return __atomic_load_n(cluster_wo
 inline void cluster_mbarrier_arrive(unsigned char* barrier) { mbarrier_update(cluster_word(barrier), 1, 0); }
 
 inline void cluster_store_async(unsigned char* to, u64 value, unsigned char* landed) {
+  if (cluster_size() == 1) fail("an asynchronous store needs a launch with clusters");
   begin({reinterpret_cast<unsigned char*>(cluster_word(to)), nullptr, value, 8, cluster_word(landed)});
 }
 

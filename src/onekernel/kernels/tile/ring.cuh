@@ -41,15 +41,17 @@ struct Ring {
     fence_mbarrier_init();
   }
 
-  // Consumer warps: waits until the stage's bytes are there.
+  // Consumer warps: waits until the stage's bytes are there. Lanes may give up one by one: a warp that leaves on false
+  // must first agree.
   __device__ __forceinline__ bool take(const Watch& watch, const Cursor<STAGES>& at) {
     return spin_mbarrier(watch, Wait::LANDED, at.stage, &landed[at.stage], at.round & 1);
   }
 
-  // Consumer warps: after the last read of the stage by any lane.
-  __device__ __forceinline__ void free(const Cursor<STAGES>& at) {
+  // Consumer warps: after the last read of the stage by any lane. All lanes call it, also those that gave up; without
+  // `taken` the stage was not there, and freeing it would count twice in one round.
+  __device__ __forceinline__ void free(const Cursor<STAGES>& at, bool taken = true) {
     __syncwarp();
-    if (lane_index() == 0) mbarrier_arrive(&freed[at.stage]);
+    if (lane_index() == 0 && taken) mbarrier_arrive(&freed[at.stage]);
   }
 };
 
