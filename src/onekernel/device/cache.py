@@ -61,6 +61,11 @@ class KernelCache:
                 self._memory[key] = self._load_or_build(spec, compiler, key)
             return self._memory[key]
 
+    def holds(self, spec: KernelSpec, compiler: Compiler | None = None) -> bool:
+        """Return whether `get` would not have to compile."""
+        key = cache_key(spec, compiler or choose_compiler())
+        return key in self._memory or _read(self.root / f"{spec.entry}-{key[:16]}", key) is not None
+
     def entries(self) -> list[Path]:
         """Return the folders of the complete entries on disk."""
         return sorted(path.parent for path in self.root.glob("*/meta.json"))

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,8 +172,8 @@ class Engine:
             )
             told.__cause__ = error
             return told
-        if isinstance(error, DeviceError) or "CUDA error" in str(error):
-            self.failure = error  # a CUDA context does not recover from a failed kernel
+        if (isinstance(error, DeviceError) and error.context_lost) or "CUDA error" in str(error):
+            self.failure = error  # a CUDA context does not recover; one whose kernel was stopped does not need to
         if not isinstance(error, OnekernelError):
             _log.error("a request failed unexpectedly", exc_info=error)
         return error
@@ -193,14 +194,13 @@ class Engine:
             backend.prefill(sequence, job.cancel, job.progress)
             prefilled = time.perf_counter()
             job.state = State.DECODE
-            tokens = backend.decode(sequence, job.sampling, limit, ends, job.cancel)
-            for token in tokens if not job.cancel.is_set else ():
-                times.append(time.perf_counter())
-                for delta in answer.push(token):
-                    self._deliver(job, delta)
-                if answer.finish_reason is not None:
-                    break
-            tokens.close()
+            with closing(backend.decode(sequence, job.sampling, limit, ends, job.cancel)) as tokens:
+                for token in tokens if not job.cancel.is_set else ():
+                    times.append(time.perf_counter())
+                    for delta in answer.push(token):
+                        self._deliver(job, delta)
+                    if answer.finish_reason is not None:
+                        break
         finally:
             backend.release(sequence)
         for delta in answer.finish("cancelled" if job.cancel.is_set else "length"):

@@ -10,17 +10,22 @@ from dataclasses import dataclass, field
 import torch
 
 from onekernel.config import EngineConfig, ModelConfig, context_tokens, defaults_from
+from onekernel.device.compile import mark_ready
 from onekernel.device.host import default_threads
 from onekernel.device.resolve import resolve_device
+from onekernel.engine.backend import Backend, MemoryReport
 from onekernel.engine.engine import Engine
+from onekernel.engine.megakernel_backend import MegakernelBackend
+from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, warm_up
 from onekernel.engine.memory import check_memory, format_bytes, free_memory, pages_for
 from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.errors import ConfigError
-from onekernel.models.load import load_weights
+from onekernel.models.load import load_packed, load_weights
 from onekernel.models.model import Model
 from onekernel.models.registry import model_config
+from onekernel.plan.plan import Plan
 from onekernel.text.tokenizer import Tokenizer
-from onekernel.weights.checkpoint import CheckpointSettings
+from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings
 from onekernel.weights.open import LoadFormat, open_checkpoint
 
 
@@ -61,6 +66,9 @@ class _Clock:
         self.steps_s[name] = time.perf_counter() - start
         self.listener.detail(f"{name}: {self.steps_s[name]:.2f} s")
 
+    def tensors(self, done: int, total: int) -> None:
+        self.listener.progress("loading tensors", done, total)
+
 
 def load_engine(
     model: str,
@@ -88,11 +96,15 @@ def load_engine(
     dtype = choose_dtype(options.dtype, config, device)
     with clock.step("tokenizer"):
         tokenizer = open_tokenizer(settings, config)
-    memory = check_memory(config, dtype, device, context, free_memory(device))
-    backend_name = _backend(options, device)
+    vocab_limit = min(config.vocab_size, tokenizer.vocab_limit)
+    planned = _plan(options, config, device, dtype, context, vocab_limit)
+    memory = check_memory(config, dtype, device, context, free_memory(device), planned.plan)
+    backend_name = ReferenceBackend.name if planned.plan is None else MegakernelBackend.name
     for note in settings.notes:
         listener.note(note)
     listener.note(f"device {device} ({resolved.reason}), backend {backend_name}, {str(dtype).removeprefix('torch.')}")
+    if options.backend == "auto" and planned.plan is None and device.startswith("cuda"):
+        listener.note(f"not the megakernel: {planned.reason}")
     listener.note(
         f"context {context} of {config.context_limit} tokens; memory: weights {format_bytes(memory.weights_bytes)}, "
         f"KV cache {format_bytes(memory.kv_bytes)}, workspace {format_bytes(memory.workspace_bytes)}"
@@ -100,23 +112,12 @@ def load_engine(
     taken = defaults_from(settings.generation_config)
     listener.detail(f"from generation_config: {taken or 'nothing'}")
     listener.detail(f"end-of-sequence ids: {sorted(tokenizer.eos_token_ids)}")
-    with clock.step("weights"):
-        weights = load_weights(
-            checkpoint,
-            config,
-            dtype=dtype,
-            device=device,
-            progress=lambda done, total: listener.progress("loading tensors", done, total),
-        )
-        checkpoint.close()
-    with clock.step("backend"):
-        backend = ReferenceBackend(
-            Model(config, weights),
-            max_context=context,
-            num_pages=pages_for(context),
-            vocab_limit=min(config.vocab_size, tokenizer.vocab_limit),
-            memory=memory,
-        )
+    mark_ready(False)
+    if planned.plan is not None:
+        backend = _megakernel_backend(checkpoint, planned.plan, device, memory, clock)
+    else:
+        backend = _reference_backend(checkpoint, config, dtype, device, context, vocab_limit, memory, clock)
+    mark_ready()
     engine = Engine(backend, tokenizer, settings.generation_config)
     return Loaded(engine, settings, config, dtype, clock.steps_s)
 
@@ -139,9 +140,50 @@ def choose_dtype(asked: str, config: ModelConfig, device: str) -> torch.dtype:
     return torch.float32 if asked == "float32" else torch.bfloat16
 
 
-def _backend(options: EngineConfig, device: str) -> str:
-    if options.backend == "megakernel":
-        raise ConfigError(
-            f"backend megakernel is not available on {device} in this version; use --backend auto or reference"
+def _plan(
+    options: EngineConfig, config: ModelConfig, device: str, dtype: torch.dtype, context: int, vocab_limit: int
+) -> Planned:
+    """Return the plan of the megakernel, or why it is not used; raises ConfigError if it was asked for."""
+    if options.backend == "reference":
+        return Planned(None, "the reference was asked for")
+    planned = plan_megakernel(config, device, dtype, context, vocab_limit)
+    if planned.plan is None and options.backend == "megakernel":
+        raise ConfigError(f"backend megakernel is not possible: {planned.reason}; use --backend auto or reference")
+    return planned
+
+
+def _megakernel_backend(
+    checkpoint: Checkpoint, plan: Plan, device: str, memory: MemoryReport, clock: _Clock
+) -> Backend:
+    with clock.step("weights"):
+        packed = load_packed(checkpoint, plan.config, plan.layout, device=device, progress=clock.tensors)
+        checkpoint.close()
+    with clock.step("kernel"):
+        megakernel = assemble(plan, packed, device, clock.listener.note)
+    with clock.step("backend"):
+        backend = MegakernelBackend(megakernel, memory=memory)
+        warm_up(backend)
+    return backend
+
+
+def _reference_backend(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    context: int,
+    vocab_limit: int,
+    memory: MemoryReport,
+    clock: _Clock,
+) -> Backend:
+    with clock.step("weights"):
+        weights = load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
+        checkpoint.close()
+    with clock.step("backend"):
+        return ReferenceBackend(
+            Model(config, weights),
+            max_context=context,
+            num_pages=pages_for(context),
+            vocab_limit=vocab_limit,
+            memory=memory,
         )
-    return ReferenceBackend.name

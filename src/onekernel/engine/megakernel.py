@@ -53,7 +53,7 @@ class Megakernel:
         pinned = device.type == "cuda"
         sequences = plan.limits.sequences
         self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
-        self._packed, self._cache = packed, cache
+        self.packed, self.cache = packed, cache
         self._header = torch.frombuffer(bytearray(plan.header.tobytes()), dtype=torch.uint8).to(device)
         self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
@@ -63,6 +63,7 @@ class Megakernel:
         self.logits = torch.empty(sequences, plan.config.vocab_size, dtype=torch.float32, device=device)
         self._stop_ids = torch.zeros(MAX_STOP_IDS, dtype=torch.int32, device=device)
         self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
+        self._end = torch.cuda.Event() if pinned else None
 
     @property
     def shared_bytes(self) -> int:
@@ -104,9 +105,9 @@ class Megakernel:
         args: list[Arg] = [
             self._header,
             self._tasks,
-            self._packed.arena,
-            self._packed.constants,
-            self._cache.pages,
+            self.packed.arena,
+            self.packed.constants,
+            self.cache.pages,
             page_table,
             self.exchange,
             torch.tensor(first_tokens, dtype=torch.int32).to(self.device),
@@ -131,6 +132,8 @@ class Megakernel:
             cooperative=True,
             stream=stream,
         )
+        if self._end is not None:
+            self._end.record(stream or torch.cuda.current_stream(self.device))
 
     def read(self, index: int, sequence: int = 0) -> Slot | None:
         """Return token `index` of the running launch, None if it is not there yet. Makes no CUDA call."""
@@ -142,6 +145,10 @@ class Megakernel:
     def cancel(self) -> None:
         """Ask the running launch to end after the token it is at."""
         self._cancel.fill_(1)
+
+    def ended(self) -> bool:
+        """Return whether the launch has ended: all CTAs have left. On the CPU a launch ends before `launch` returns."""
+        return self._end is None or self._end.query()
 
     def check(self) -> None:
         """Raise DeviceError with the table of waits if the launch that has ended was stopped by a stuck wait."""

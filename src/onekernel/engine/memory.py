@@ -8,6 +8,8 @@ from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, ModelConfig
 from onekernel.device.host import available_memory_bytes
 from onekernel.engine.backend import MemoryReport
 from onekernel.errors import MemoryLimitError
+from onekernel.models.packed_weights import scratch_bytes
+from onekernel.plan.plan import Plan
 
 
 def pages_for(tokens: int) -> int:
@@ -15,8 +17,14 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
-def plan_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: int) -> MemoryReport:
-    """Return the bytes of weights, of a KV cache for `context` tokens, and of the largest forward pass."""
+def plan_memory(
+    config: ModelConfig, dtype: torch.dtype, device: str, context: int, plan: Plan | None = None
+) -> MemoryReport:
+    """Return the bytes of weights, of a KV cache for `context` tokens, and of the largest forward pass.
+
+    With a plan of the megakernel the weights are its two arenas, and the workspace holds an unpacked layer and the
+    exchange as well, or, if that takes more, what is on its way while the weights are packed.
+    """
     element = dtype.itemsize
     kv_bytes = pages_for(context) * PAGE_TOKENS * config.kv_bytes_per_token(element)
     chunk = min(PREFILL_CHUNK_TOKENS, context)
@@ -26,7 +34,13 @@ def plan_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: i
     workspace += context * (2 * config.kv_size * 4 + chunk * 4)
     if dtype is not torch.float32 and not device.startswith("cuda"):
         workspace += 4 * config.hidden_size * 2 * config.intermediate_size  # one matrix expanded for prefill
-    return MemoryReport(config.parameters * element, kv_bytes, workspace)
+    if plan is None:
+        return MemoryReport(config.parameters * element, kv_bytes, workspace)
+    layout, layer = plan.layout, scratch_bytes(plan.layout)
+    constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
+    loading = 2 * max(layer, layout.head.total_bytes) - kv_bytes  # read and packed before there is a cache
+    workspace = max(workspace + layer + 8 * plan.exchange_words, loading)
+    return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)
 
 
 def free_memory(device: str) -> int:
@@ -36,13 +50,15 @@ def free_memory(device: str) -> int:
     return available_memory_bytes()
 
 
-def check_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: int, free: int) -> MemoryReport:
-    """Return the plan if it fits `free` bytes; else raise MemoryLimitError with the largest context that does."""
-    plan = plan_memory(config, dtype, device, context)
-    if plan.total_bytes <= free:
-        return plan
+def check_memory(
+    config: ModelConfig, dtype: torch.dtype, device: str, context: int, free: int, plan: Plan | None = None
+) -> MemoryReport:
+    """Return the needs if they fit `free` bytes; else raise MemoryLimitError with the largest context that does."""
+    needs = plan_memory(config, dtype, device, context, plan)
+    if needs.total_bytes <= free:
+        return needs
     pages = pages_for(context)
-    while pages and plan_memory(config, dtype, device, pages * PAGE_TOKENS).total_bytes > free:
+    while pages and plan_memory(config, dtype, device, pages * PAGE_TOKENS, plan).total_bytes > free:
         pages = pages // 2 if pages > 64 else pages - 1
     largest = pages * PAGE_TOKENS
     advice = (
@@ -51,10 +67,10 @@ def check_memory(config: ModelConfig, dtype: torch.dtype, device: str, context: 
         else "not even a short context fits: free memory or take a smaller model"
     )
     raise MemoryLimitError(
-        f"{format_bytes(plan.total_bytes)} are needed on {device} (weights {format_bytes(plan.weights_bytes)}, KV "
-        f"cache {format_bytes(plan.kv_bytes)} for {context} tokens, workspace {format_bytes(plan.workspace_bytes)}) "
+        f"{format_bytes(needs.total_bytes)} are needed on {device} (weights {format_bytes(needs.weights_bytes)}, KV "
+        f"cache {format_bytes(needs.kv_bytes)} for {context} tokens, workspace {format_bytes(needs.workspace_bytes)}) "
         f"but {format_bytes(free)} are free; {advice}",
-        plan.total_bytes,
+        needs.total_bytes,
         free,
         largest,
     )

@@ -8,18 +8,26 @@ import torch
 
 from onekernel.config import ModelConfig
 from onekernel.models.model import LayerWeights, ModelWeights
+from onekernel.models.packed import PackedModel, allocate, pack_embedding, pack_final_norm, pack_layer, pack_matrix
 from onekernel.models.registry import check_tensors
+from onekernel.weights.arena import WeightLayout
 from onekernel.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
+
+_EMBEDDING, _FINAL_NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 class _Reader:
     """Reads tensors to the device in the wanted dtype and counts them for the progress bar."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, total: int, progress: Progress) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: str, progress: Progress
+    ) -> None:
+        check_tensors(config, checkpoint)
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
-        self.done, self.total, self.progress = 0, total, progress
+        self.done, self.progress = 0, progress
+        self.total = sum(1 for name in checkpoint.tensors if "rotary_emb" not in name)
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self.checkpoint.read(name).to(device=self.device, dtype=dtype or self.dtype)
@@ -36,6 +44,10 @@ class _Reader:
             part.copy_(self(name))
         return whole
 
+    def end(self) -> None:
+        """Say that all is read: a tied model may store a head that nobody asks for."""
+        self.progress(self.total, self.total)
+
 
 def load_weights(
     checkpoint: Checkpoint, config: ModelConfig, *, dtype: torch.dtype, device: str, progress: Progress
@@ -44,15 +56,32 @@ def load_weights(
 
     Raises ModelError naming any missing, extra or mis-shaped tensor before reading the first.
     """
-    check_tensors(config, checkpoint)
-    total = sum(1 for name in checkpoint.tensors if "rotary_emb" not in name)
-    read = _Reader(checkpoint, dtype, device, total, progress)
-    embedding = read("model.embed_tokens.weight")
+    read = _Reader(checkpoint, config, dtype, device, progress)
+    embedding = read(_EMBEDDING)
     layers = tuple(_layer(read, config, index) for index in range(config.num_hidden_layers))
-    final_norm = read("model.norm.weight", torch.float32)
-    head = embedding if config.tie_word_embeddings else read("lm_head.weight")
-    progress(total, total)
+    final_norm = read(_FINAL_NORM, torch.float32)
+    head = embedding if config.tie_word_embeddings else read(_HEAD)
+    read.end()
     return ModelWeights(embedding, layers, final_norm, head)
+
+
+def load_packed(
+    checkpoint: Checkpoint, config: ModelConfig, layout: WeightLayout, *, device: str, progress: Progress
+) -> PackedModel:
+    """Read every tensor of the checkpoint straight into the packed form on `device`, a layer at a time.
+
+    See `load_weights` for `progress` and errors.
+    """
+    read = _Reader(checkpoint, config, torch.bfloat16, device, progress)
+    packed = allocate(config, layout, device)
+    pack_embedding(packed, read(_EMBEDDING))
+    for index in range(config.num_hidden_layers):
+        pack_layer(packed, index, _layer(read, config, index))
+    pack_final_norm(packed, read(_FINAL_NORM, torch.float32))
+    if not config.tie_word_embeddings:
+        pack_matrix(packed, "head", 0, read(_HEAD))
+    read.end()
+    return packed
 
 
 def _layer(read: _Reader, config: ModelConfig, index: int) -> LayerWeights:

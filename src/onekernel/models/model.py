@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,7 +12,7 @@ from onekernel.config import ModelConfig
 from onekernel.phases.attention.cache import KVCache
 from onekernel.phases.attention.reference import attention
 from onekernel.phases.down.reference import down
-from onekernel.phases.embed.reference import embed
+from onekernel.phases.embed.reference import Table, embed
 from onekernel.phases.gate_up.reference import gate_up
 from onekernel.phases.head.reference import head
 from onekernel.phases.out.reference import out
@@ -46,6 +47,40 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: torch.Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the matrices."""
+        return self.embedding.dtype
+
+
+class Weights(Protocol):
+    """What a model asks of its weights, however they lie: `ModelWeights`, or packed ones, unpacked on demand."""
+
+    @property
+    def embedding(self) -> Table:
+        """Rows by token id."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[LayerWeights]:
+        """The layers in order; one may hold only until the next is asked for."""
+        ...
+
+    @property
+    def final_norm(self) -> torch.Tensor:
+        """(hidden_size,) float32."""
+        ...
+
+    @property
+    def head(self) -> torch.Tensor:
+        """(vocab_size, hidden_size)."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the matrices."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +122,7 @@ def phases(config: ModelConfig) -> tuple[Phase, ...]:
 class Model:
     """Runs phases on weights. Holds no sequence: the caller brings the cache and the place in it."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
         self.phases = phases(config)
@@ -95,12 +130,12 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.weights.embedding.device
+        return self.weights.final_norm.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the matrices."""
-        return self.weights.embedding.dtype
+        return self.weights.dtype
 
     @torch.inference_mode()
     def extend(self, token_ids: Sequence[int], place: Place) -> None:

@@ -23,16 +23,24 @@ class PackedModel:
     arena: torch.Tensor
     constants: torch.Tensor
 
-    def matrix(self, kind: MatrixKind, layer: int = 0) -> torch.Tensor:
-        """Return a copy of one matrix, bf16 (rows, columns); gate_up's gate rows come before its up rows."""
+    def matrix(self, kind: MatrixKind, layer: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a copy of one matrix, bf16 (rows, columns); gate_up's gate rows come before its up rows.
+
+        `out`, if given, is bytes for it, at least its place's `total_bytes`; nothing else is allocated. The rows of the
+        result lie as far apart as the padded columns.
+        """
         place = self.layout.matrices[kind, layer]
-        packed_rows = place.padded_rows if kind == "gate_up" else place.rows
-        matrix = PackedDense(tiles_of(self.arena, place), packed_rows, place.columns, place.tile_rows).unpack()
-        if kind != "gate_up":
-            return matrix
-        half = place.tile_rows // 2
-        halves = matrix.view(place.row_tiles, 2, half, place.columns).transpose(0, 1)
-        return halves.reshape(2, -1, place.columns)[:, : self.config.intermediate_size].flatten(0, 1)
+        out = self.arena.new_empty(place.total_bytes) if out is None else out[: place.total_bytes]
+        matrix = out.view(torch.bfloat16).view(place.padded_rows, place.padded_columns)
+        packed = PackedDense(tiles_of(self.arena, place), place.rows, place.columns, place.tile_rows).by_rows()
+        # A tile of gate_up holds as many gate rows as up rows; these overwrite the padding that ends the gate rows.
+        parts = packed.unflatten(1, (2, -1)).unbind(1) if kind == "gate_up" else (packed,)
+        for number, part in enumerate(parts):
+            first = number * (place.rows // len(parts))
+            rows = matrix[first : first + part.shape[0] * part.shape[1]].view(part.shape)
+            # Eight values as one element of 16 bytes: an eighth of the addresses to compute.
+            rows.view(torch.complex128).copy_(part.view(torch.complex128))
+        return matrix[: place.rows, : place.columns]
 
     def bias(self, kind: MatrixKind, layer: int) -> torch.Tensor | None:
         """Return a matrix's bias, float32 (rows), in the order of the rows of `matrix`; None if it has none."""
@@ -46,21 +54,36 @@ class PackedModel:
         halves = bias.view(place.row_tiles, 2, place.tile_rows // 2).transpose(0, 1)
         return halves.reshape(2, -1)[:, : self.config.intermediate_size].flatten()
 
-    def embedding_row(self, token_id: int) -> torch.Tensor:
-        """Return one row of the embedding, bf16 (hidden_size), without unpacking the rest."""
+    def embedding_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the embedding, bf16 (tokens, hidden_size), without unpacking the rest."""
         hidden = self.config.hidden_size
         if not self.layout.embed_packed:
-            start = self.layout.embedding_bytes + 2 * hidden * token_id
-            return self.arena[start : start + 2 * hidden].view(torch.bfloat16)
-        place = self.layout.head
-        tile, row = divmod(token_id, place.tile_rows)
-        tiles = tiles_of(self.arena, place)[tile : tile + 1]
-        return PackedDense(tiles, place.tile_rows, hidden, place.tile_rows).unpack()[row]
+            return self.embedding[token_ids]
+        rows = self.layout.head.tile_rows
+        tiles = tiles_of(self.arena, self.layout.head)[token_ids // rows]
+        unpacked = PackedDense(tiles, len(token_ids) * rows, hidden, rows).unpack()
+        return unpacked[torch.arange(len(token_ids), device=token_ids.device) * rows + token_ids % rows]
+
+    def norm(self, offset: int, size: int) -> torch.Tensor:
+        """Return norm weights, float32 (size,), from their offset in the constants."""
+        return self.constants[offset : offset + size]
+
+    @property
+    def rope(self) -> torch.Tensor:
+        """The RoPE table as `rope_table` makes it: (2, context_tokens, head_dim / 2), a view of the constants."""
+        constants = self.layout.constants
+        table = self.constants[constants.rope : constants.rope + constants.context_tokens * self.config.head_dim]
+        return table.view(constants.context_tokens, -1, 2).permute(2, 0, 1)
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """An untied embedding, (vocab_size, hidden_size), a view of the arena."""
+        start, values = self.layout.embedding_bytes, self.config.vocab_size * self.config.hidden_size
+        return self.arena[start : start + 2 * values].view(torch.bfloat16).view(-1, self.config.hidden_size)
 
     def write_rope(self, table: torch.Tensor) -> None:
-        """Overwrite the RoPE part of the constants with `rope_table`'s (2, tokens, head_dim / 2), on any device."""
-        start = self.layout.constants.rope
-        self.constants[start : start + table.numel()].view(table.shape[1], -1, 2).copy_(table.permute(1, 2, 0))
+        """Overwrite the first rows of the RoPE table with `rope_table`'s (2, tokens, head_dim / 2), on any device."""
+        self.rope[:, : table.shape[1]].copy_(table)
 
 
 def tiles_of(arena: torch.Tensor, place: MatrixPlace) -> torch.Tensor:
@@ -83,12 +106,24 @@ def pack(model: ModelWeights, config: ModelConfig, layout: WeightLayout) -> Pack
     packed = allocate(config, layout, model.embedding.device)
     for layer, weights in enumerate(model.layers):
         pack_layer(packed, layer, weights)
-    pack_matrix(packed, "head", 0, model.head)
-    _copy_floats(packed, layout.constants.final_norm, model.final_norm)
+    pack_embedding(packed, model.embedding)
     if not layout.embed_packed:
-        start, values = layout.embedding_bytes, config.vocab_size * config.hidden_size
-        packed.arena[start : start + 2 * values].view(torch.bfloat16).copy_(model.embedding.flatten())
+        pack_matrix(packed, "head", 0, model.head)
+    pack_final_norm(packed, model.final_norm)
     return packed
+
+
+def pack_embedding(packed: PackedModel, embedding: torch.Tensor) -> None:
+    """Pack the embedding (vocab_size, hidden_size), which is also the head if they are tied."""
+    if packed.layout.embed_packed:
+        pack_matrix(packed, "head", 0, embedding)
+    else:
+        packed.embedding.copy_(embedding)
+
+
+def pack_final_norm(packed: PackedModel, norm: torch.Tensor) -> None:
+    """Keep the weights of the norm before the head."""
+    _copy_floats(packed, packed.layout.constants.final_norm, norm)
 
 
 def pack_layer(packed: PackedModel, layer: int, weights: LayerWeights) -> None:

@@ -49,10 +49,14 @@ class PackedDense:
         tiles.view(row_tiles, column_tiles, 2, split, tile_rows, 4, 8).copy_(in_order)
         return cls(tiles, rows, columns, tile_rows)
 
-    def unpack(self) -> torch.Tensor:
-        """Return the bf16 matrix (rows, columns) without its padding."""
+    def by_rows(self) -> torch.Tensor:
+        """Return a view in the matrix's own order: (row tiles, tile_rows, column tiles, 8 / tile_rows, 4, 2, 8)."""
         row_tiles, column_tiles, _ = self.tiles.shape
         split = TILE_ROWS // self.tile_rows
         in_order = self.tiles.view(row_tiles, column_tiles, 2, split, self.tile_rows, 4, 8)
-        matrix = in_order.permute(0, 4, 1, 3, 5, 2, 6).reshape(row_tiles * self.tile_rows, -1)
+        return in_order.permute(0, 4, 1, 3, 5, 2, 6)
+
+    def unpack(self) -> torch.Tensor:
+        """Return a copy of the bf16 matrix (rows, columns) without its padding."""
+        matrix = self.by_rows().reshape(self.tiles.shape[0] * self.tile_rows, -1)
         return matrix[: self.rows, : self.columns]

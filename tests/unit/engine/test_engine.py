@@ -271,8 +271,17 @@ def test_non_finite_logits_end_the_request_with_an_error(start: Start) -> None:
     assert answer(engine).text == "B"
 
 
-def test_a_device_error_closes_the_engine_with_its_reason(start: Start) -> None:
-    engine, _ = start([65, DeviceError("SM 7 waited for phase 3")])
+def test_a_kernel_that_was_stopped_fails_one_request_and_the_next_works(start: Start) -> None:
+    engine, backend = start([65, DeviceError("SM 7 waited for phase 3")])
+    with pytest.raises(DeviceError, match="SM 7"):
+        answer(engine)
+    backend.script.tokens = [66]
+    assert answer(engine).text == "B"
+    assert backend.open_sequences == 0
+
+
+def test_a_lost_device_closes_the_engine_with_its_reason(start: Start) -> None:
+    engine, _ = start([65, DeviceError("SM 7 waited for phase 3", context_lost=True)])
     waiting = ask(engine)
     behind = ask(engine)
     for stream in (waiting,):

@@ -30,8 +30,8 @@ def test_everything_packed_comes_back(name: str, tiles: TileRows) -> None:
             assert (bias is None) == (wanted is None)
             assert bias is None or torch.equal(bias, wanted.float())
     assert torch.equal(packed.matrix("head"), weights.head)
-    for token in (0, 1, 7, config.vocab_size - 1):
-        assert torch.equal(packed.embedding_row(token), weights.embedding[token])
+    ids = torch.tensor([0, 1, 7, config.vocab_size - 1, 7])
+    assert torch.equal(packed.embedding_rows(ids), weights.embedding[ids])
 
 
 def test_constants_lie_where_the_layout_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from onekernel.config import ModelConfig
 from onekernel.phases.attention.cache import KVCache
@@ -42,8 +43,15 @@ def attention(
     if tokens == 1:  # the query heads of one KV head are the rows of one product: no mask, no repeated keys
         group = q.view(1, kv_heads, -1, head_dim)
         return F.scaled_dot_product_attention(group, keys[None], values[None]).view(1, -1).float()
-    mask = torch.ones(tokens, start + tokens, dtype=torch.bool, device=qkv.device).tril(start)
     mixed = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=_causal(tokens, start, keys), enable_gqa=True
     )
     return mixed[0].transpose(0, 1).reshape(tokens, -1).float()
+
+
+def _causal(tokens: int, start: int, keys: torch.Tensor) -> torch.Tensor:
+    """Let each of `tokens` positions from `start` on see itself and what is before it."""
+    if keys.is_cuda and keys.dtype is torch.bfloat16:  # flash attention takes no mask, but knows this shape of one
+        bias: torch.Tensor = causal_lower_right(tokens, start + tokens)
+        return bias
+    return torch.ones(tokens, start + tokens, dtype=torch.bool, device=keys.device).tril(start)

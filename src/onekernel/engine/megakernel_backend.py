@@ -1,0 +1,119 @@
+"""The megakernel as a backend: prefill by the model's phases from packed weights, then one launch for the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+
+from onekernel.config import Sampling
+from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
+from onekernel.engine.megakernel import MAX_STOP_IDS, Megakernel
+from onekernel.engine.paged_backend import PagedBackend, PagedSequence, own_sequence
+from onekernel.engine.request import CancelToken
+from onekernel.engine.running_launch import Patience, RunningLaunch
+from onekernel.errors import NumericError
+from onekernel.models.model import Model
+from onekernel.models.packed_weights import PackedWeights
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS
+
+
+class MegakernelBackend(PagedBackend):
+    """Greedy answers run in one launch, the rest one token a launch.
+
+    `launch_tokens`: most tokens of a launch; a longer answer goes on in the next one.
+    """
+
+    name = "megakernel"
+
+    def __init__(
+        self,
+        megakernel: Megakernel,
+        *,
+        memory: MemoryReport,
+        launch_tokens: int = MAX_LAUNCH_TOKENS,
+        patience: Patience | None = None,
+    ) -> None:
+        packed, limits = megakernel.packed, megakernel.plan.limits
+        model = Model(packed.config, PackedWeights(packed))
+        super().__init__(
+            model,
+            megakernel.cache,
+            packed.rope,
+            max_context=limits.max_context,
+            vocab_limit=int(megakernel.plan.header["vocab_limit"]),
+            memory=memory,
+        )
+        self._megakernel = megakernel
+        self._launch_tokens = launch_tokens
+        self._patience = patience or Patience()
+        self._table_pages = limits.table_pages
+
+    def decode(
+        self,
+        sequence: SequenceState,
+        sampling: Sampling,
+        limit: int,
+        stop_ids: frozenset[int],
+        cancel: CancelToken,
+    ) -> Generator[DecodedToken, None, None]:
+        """Yield up to `limit` tokens; see `Backend.decode`. Raises DeviceError if the kernel had to be stopped."""
+        own = own_sequence(sequence)
+        table = self._device_table(own)
+        if self.config.rope_scaling.kind == "dynamic":
+            self._megakernel.packed.write_rope(own.rope)
+        if not sampling.greedy or sampling.penalised or sampling.logit_bias or sampling.logprobs is not None:
+            yield from self.step_by_step(
+                own, sampling, limit, stop_ids, cancel, lambda own: self._next_logits(own, table)
+            )
+            return
+        end = own.length + limit
+        while own.length < end and not cancel.is_set:
+            yield from self._launch(own, table, min(end - own.length, self._launch_tokens), stop_ids, cancel)
+            if own.tokens[-1] in stop_ids:
+                return
+
+    def close(self) -> None:
+        """Drop weights, cache and kernel."""
+        del self._megakernel
+        super().close()
+
+    def _launch(
+        self, own: PagedSequence, table: torch.Tensor, limit: int, stop_ids: frozenset[int], cancel: CancelToken
+    ) -> Generator[DecodedToken, None, None]:
+        """Yield the tokens of one launch, which runs ahead; what it made beyond the last one taken does not count."""
+        known_to_kernel = sorted(stop_ids)[:MAX_STOP_IDS]
+        self._megakernel.launch(own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel)
+        running = RunningLaunch(self._megakernel, self._patience)
+        try:
+            for index in range(limit):
+                slot = running.token(index, cancel)
+                if slot is None:
+                    return
+                if slot.non_finite:
+                    raise NumericError(
+                        f"logits at position {len(own.tokens)} are NaN or infinite, so no token can be chosen; the "
+                        f"weights are damaged or a layer overflowed: check the files, or try float32"
+                    )
+                own.add(slot.token_id)
+                yield DecodedToken(slot.token_id)
+                if slot.last or slot.token_id in stop_ids:
+                    return
+        finally:
+            running.end()
+
+    def _next_logits(self, own: PagedSequence, table: torch.Tensor) -> torch.Tensor:
+        """Append the last token and return the logits after it, (vocab_size,); ids of padding hold anything."""
+        self._megakernel.launch(own.tokens[-1:], [own.length], table, 1, want_logits=True)
+        running = RunningLaunch(self._megakernel, self._patience)
+        try:
+            running.token(0, CancelToken())
+        finally:
+            running.end()
+        return self._megakernel.logits[0]
+
+    def _device_table(self, own: PagedSequence) -> torch.Tensor:
+        """Return the sequence's page table as the kernel takes it; entries beyond its pages are never looked at."""
+        table = torch.zeros(1, self._table_pages, dtype=torch.int32)
+        table[0, : len(own.page_table)] = own.page_table
+        return table.to(self.device)

@@ -1,0 +1,110 @@
+"""Whether a model can run on the megakernel, and the steps from its packed weights to a backend that is warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from onekernel.config import ModelConfig, Sampling
+from onekernel.device.cache import KernelCache, default_cache
+from onekernel.device.cuda_kernel import load_kernel
+from onekernel.device.facts import DeviceFacts, facts
+from onekernel.device.support import architecture, check_supported
+from onekernel.engine.megakernel import Megakernel
+from onekernel.engine.megakernel_backend import MegakernelBackend
+from onekernel.engine.memory import pages_for
+from onekernel.engine.request import CancelToken
+from onekernel.errors import ConfigError, DeviceError, NumericError
+from onekernel.kernels.megakernel import MegakernelShape
+from onekernel.models.packed import PackedModel
+from onekernel.phases.attention.cache import KVCache
+from onekernel.plan.limits import Limits
+from onekernel.plan.plan import Plan, make_plan
+from onekernel.weights.arena import UNIT_BYTES
+
+CONSUMER_WARPS = (16, 8)
+"""Tried in this order: fewer need less shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan for a model on a device, or why there is none."""
+
+    plan: Plan | None
+    reason: str = ""
+
+
+def plan_megakernel(
+    config: ModelConfig,
+    device: str,
+    dtype: torch.dtype,
+    context: int,
+    vocab_limit: int,
+    read: Callable[[str], DeviceFacts] = facts,
+) -> Planned:
+    """Plan the model for a device, before anything is allocated there; never raises for what cannot be planned."""
+    if not device.startswith("cuda"):
+        return Planned(None, f"the megakernel needs a GPU and the device is {device}")
+    if dtype is not torch.bfloat16:
+        return Planned(None, f"the megakernel takes bfloat16 and the dtype is {str(dtype).removeprefix('torch.')}")
+    try:
+        found = read(device)
+        check_supported(found)
+        return Planned(_first_plan(config, found, context, vocab_limit))
+    except (DeviceError, ConfigError) as error:
+        return Planned(None, str(error))
+
+
+def _first_plan(config: ModelConfig, found: DeviceFacts, context: int, vocab_limit: int) -> Plan:
+    """Return the plan with the most consumer warps; raises the ConfigError of the last try."""
+    for warps in CONSUMER_WARPS:
+        limits = Limits(
+            ctas=found.sm_count,
+            max_context=context,
+            num_pages=pages_for(context),
+            shared_bytes=found.shared_bytes_per_block,
+            consumer_warps=warps,
+            stage_bytes=warps * UNIT_BYTES,
+        )
+        try:
+            return make_plan(config, limits, vocab_limit=vocab_limit)
+        except ConfigError as error:
+            refused = error
+    raise refused
+
+
+def assemble(
+    plan: Plan, packed: PackedModel, device: str, note: Callable[[str], None], cache: KernelCache | None = None
+) -> Megakernel:
+    """Put a plan, its packed weights and a kernel for `device` together, with a cache of the plan's pages."""
+    limits, cache = plan.limits, cache or default_cache()
+    shape = MegakernelShape.of(
+        plan.config, sequences=limits.sequences, warps=limits.consumer_warps, stages=plan.shared.stages
+    )
+    spec = shape.spec(architecture(facts(device)))
+    if not cache.holds(spec):
+        note(f"compiling the kernel, once: models of this shape will find it in {cache.root}")
+    kernel = load_kernel(spec, device, cache)
+    pages = KVCache.allocate(plan.config, limits.num_pages, torch.bfloat16, device)
+    return Megakernel(plan, packed, pages, kernel, shape)
+
+
+def warm_up(backend: MegakernelBackend, prompt: Sequence[int] = (0, 0, 0)) -> None:
+    """Answer once with a launch for all tokens and once with logits, so that no request waits for a first time."""
+    tokens = 2
+    if len(prompt) + tokens > backend.max_context:
+        return
+    for sampling in (Sampling(), replace(Sampling(), temperature=1.0)):
+        sequence = backend.open(prompt, len(prompt) + tokens)
+        try:
+            backend.prefill(sequence, CancelToken(), lambda done, total: None)
+            with closing(backend.decode(sequence, sampling, tokens, frozenset(), CancelToken())) as answer:
+                for _ in answer:
+                    pass
+        except NumericError:
+            pass  # what is wrong with the weights is said to who asks them
+        finally:
+            backend.release(sequence)

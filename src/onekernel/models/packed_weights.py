@@ -1,0 +1,106 @@
+"""Packed weights as a model takes them: prefill computes with the one copy that decode reads.
+
+One layer at a time is unpacked, into memory that all layers share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+
+from onekernel.models.model import LayerWeights
+from onekernel.models.packed import PackedModel
+from onekernel.weights.arena import LAYER_MATRICES, MatrixKind, WeightLayout
+
+
+def scratch_bytes(layout: WeightLayout) -> int:
+    """Return the bytes of one unpacked layer."""
+    return sum(layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES)
+
+
+class PackedWeights:
+    """The `Weights` of a packed model. Only layers have memory of their own; `head` is unpacked at each call."""
+
+    def __init__(self, packed: PackedModel) -> None:
+        self._packed = packed
+        self.embedding = PackedEmbedding(packed)
+        self.layers = PackedLayers(packed)
+        self.final_norm = packed.norm(packed.layout.constants.final_norm, packed.config.hidden_size)
+        self.dtype = torch.bfloat16
+
+    @property
+    def head(self) -> torch.Tensor:
+        """The head or the tied embedding, (vocab_size, hidden_size), in new memory."""
+        return self._packed.matrix("head")
+
+
+class PackedEmbedding:
+    """Finds rows in the packed model."""
+
+    def __init__(self, packed: PackedModel) -> None:
+        self._packed = packed
+
+    def __getitem__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these ids, bf16 (tokens, hidden_size)."""
+        return self._packed.embedding_rows(token_ids)
+
+
+class PackedLayers(Sequence[LayerWeights]):
+    """Layers that are unpacked when they are asked for. A layer's tensors hold until another one is asked for."""
+
+    def __init__(self, packed: PackedModel) -> None:
+        self._packed = packed
+        self._scratch = packed.arena.new_empty(scratch_bytes(packed.layout))
+        self._index = -1
+        self._layer: LayerWeights | None = None
+
+    def __len__(self) -> int:
+        return self._packed.config.num_hidden_layers
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        """Return one layer; raises TypeError for a slice: two layers do not exist at once."""
+        if isinstance(index, slice):
+            raise TypeError("packed layers are unpacked one at a time; ask for one index")
+        if not 0 <= index < len(self):
+            raise IndexError(f"layer {index} of {len(self)}")
+        if self._layer is None or self._index != index:
+            self._index, self._layer = index, self._unpack(index)
+        return self._layer
+
+    def _unpack(self, layer: int) -> LayerWeights:
+        packed, config, constants = self._packed, self._packed.config, self._packed.layout.constants
+        sizes = [packed.layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES]
+        parts = dict(zip(LAYER_MATRICES, self._scratch.split(sizes), strict=True))
+
+        def matrix(kind: MatrixKind) -> torch.Tensor:
+            return packed.matrix(kind, layer, parts[kind])
+
+        def bias(kind: MatrixKind) -> torch.Tensor | None:
+            found = packed.bias(kind, layer)
+            return None if found is None else found.to(torch.bfloat16)
+
+        def head_norm(base: int) -> torch.Tensor | None:
+            return packed.norm(base + layer * config.head_dim, config.head_dim) if config.qk_norm else None
+
+        return LayerWeights(
+            attention_norm=packed.norm(constants.attention_norms[layer], config.hidden_size),
+            qkv=matrix("qkv"),
+            qkv_bias=bias("qkv"),
+            q_norm=head_norm(constants.q_norm),
+            k_norm=head_norm(constants.k_norm),
+            out=matrix("out"),
+            out_bias=bias("out"),
+            mlp_norm=packed.norm(constants.mlp_norms[layer], config.hidden_size),
+            gate_up=matrix("gate_up"),
+            gate_up_bias=bias("gate_up"),
+            down=matrix("down"),
+            down_bias=bias("down"),
+        )
