@@ -152,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   const u32 parts = max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS);
   shared.residual = shared.partial + round_up(parts, 4);
   shared.heads = shared.residual + SEQUENCES * header->max_hidden_rows;
-  shared.sums = shared.heads + round_up((GROUP + 2) * HEAD_DIM, 4);
+  shared.rope = shared.heads + round_up((GROUP + 2) * HEAD_DIM, 4);
+  shared.sums = shared.rope + round_up(SEQUENCES * HEAD_DIM, 4);
   shared.words = reinterpret_cast<u32*>(shared.sums + SEQUENCES * MK_WARPS);
   if (threadIdx.x == 0) {
     ring.init();

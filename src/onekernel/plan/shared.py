@@ -15,7 +15,6 @@ MIN_STAGES = 4
 """Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
 
 _BARRIER_BYTES = 16
-_WARP = 32
 _LANE_VALUES = 8
 
 
@@ -35,6 +34,8 @@ class SharedLayout:
     """(sequences, max_hidden_rows) float32."""
     heads: int
     """(group + 2, head_dim) float32: attention's queries, new key, new value."""
+    rope: int
+    """(sequences, head_dim / 2, 2) float32: the token's cosines and sines."""
     sums: int
     """(sequences, consumer_warps) float32."""
     words: int
@@ -47,12 +48,15 @@ class SharedLayout:
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
     """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
 
-    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, and keeps a piece's
-    scores. Raises ConfigError if a piece of keys does not fit a stage.
+    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, or one head, and keeps
+    the scores of a piece. Raises ConfigError if a
+    piece of keys does not fit a stage.
     """
-    pairs = -(-head_dim // 2 // _WARP)
+    group_lanes = 8 if head_dim <= 128 else 16
+    group_tokens = 32 // group_lanes
+    lane_values = -(-head_dim // 4 // group_lanes) * 4
     splits = 1
-    while splits < warps and -(-group // splits) * pairs * 2 > _LANE_VALUES:
+    while splits < warps and -(-group // splits) > 1 and -(-group // splits) * lane_values > _LANE_VALUES:
         splits *= 2
     piece = PAGE_TOKENS if PAGE_TOKENS * head_dim * 2 <= stage_bytes else PAGE_TOKENS // 2
     if piece * head_dim * 2 > stage_bytes:
@@ -60,7 +64,8 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
             f"{piece} keys of {head_dim} values take {piece * head_dim * 2} bytes, more than a ring stage of "
             f"{stage_bytes}: use {-(-piece * head_dim * 2 // 1024)} consumer warps or more"
         )
-    return warps * -(-group // splits) * (head_dim + 2 + -(-piece // (warps // splits)))
+    step_tokens = warps // splits * group_tokens
+    return warps * -(-group // splits) * (head_dim + 2 + -(-piece // step_tokens) * group_tokens)
 
 
 def _token_words(sequences: int) -> int:
@@ -85,6 +90,7 @@ def shared_layout(
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
             round_up((group + 2) * head_dim, 4) * 4,
+            round_up(limits.sequences * head_dim, 4) * 4,
             round_up(limits.sequences * limits.consumer_warps, 4) * 4,
             round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
         )
@@ -98,5 +104,5 @@ def shared_layout(
             f"{MIN_STAGES} are needed: use fewer consumer warps, fewer sequences or a smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    tasks, x, partial, residual, heads, sums, words, total = itertools.accumulate(sizes, initial=ring)
-    return SharedLayout(stages, ring, tasks, x, partial, residual, heads, sums, words, total, max_rows)
+    tasks, x, partial, residual, heads, rope, sums, words, total = itertools.accumulate(sizes, initial=ring)
+    return SharedLayout(stages, ring, tasks, x, partial, residual, heads, rope, sums, words, total, max_rows)

@@ -50,6 +50,7 @@ struct Shared {
   float* partial;   // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch
   float* residual;  // (SEQUENCES, max_hidden_rows): this CTA's rows
   float* heads;     // (GROUP + 2, HEAD_DIM): queries, the new key, the new value
+  float* rope;      // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position
   float* sums;      // (SEQUENCES, MK_WARPS): of squares, and other small exchanges between warps
   u32* words;       // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and token
 };

@@ -12,7 +12,7 @@
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
 // and leaves each warp's sum of squares in shared.sums. All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
-  constexpr u32 UNROLL = 2;
+  constexpr u32 UNROLL = 2;  // pairs that a thread waits for at once: a round trip each would cost more
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
 #pragma unroll 1
@@ -72,7 +72,7 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
 __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task, u32 sequence) {
   if (task.norm == 0) return 1.0f;
   float sum = 0;
-#pragma unroll 4
+#pragma unroll
   for (u32 w = 0; w < MK_WARPS; w++) sum += m.shared.sums[sequence * MK_WARPS + w];
   return rsqrtf(sum / static_cast<float>(m.header.hidden) + m.header.eps);
 }
@@ -149,7 +149,7 @@ struct Rows {
 // The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
 __device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   float2 sum = make_float2(0, 0);
-#pragma unroll 4
+#pragma unroll 8
   for (u32 part = 0; part < rows.parts; part++) {
     const float2 v = *reinterpret_cast<const float2*>(m.shared.partial + (part * SEQUENCES + sequence) * rows.count + row);
     sum.x += v.x;
@@ -170,7 +170,8 @@ __device__ __forceinline__ float2 add_bias(const Machine& m, const Task& task, f
 template <class Finish>
 __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish finish) {
   const bool rows_4 = task.flags & FLAG_ROWS_4;
-  if (!m.meet(take_inputs(m, task, rows_4 ? 128 : 64))) return false;
+  const u32 columns = rows_4 ? 128 : 64;
+  if (!m.meet(take_inputs(m, task, columns))) return false;
   const u32 tile_rows = rows_4 ? 4 : 8, parts = min(task.k_units, static_cast<u32>(MK_WARPS));
   // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
   const u32 fit = m.header.max_rows / tile_rows, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;

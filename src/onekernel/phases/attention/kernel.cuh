@@ -10,27 +10,33 @@
 #include "tile/machine.cuh"
 
 constexpr u32 HALF_DIM = HEAD_DIM / 2;
-constexpr u32 LANE_PAIRS = (HALF_DIM + WARP - 1) / WARP;  // pairs of a head's values that a lane holds
+
+// GROUP_LANES lanes attend to one token: each holds CHUNKS chunks of 4 values of the head. A warp works on WARP_TOKENS
+// tokens at once, so a score costs three or four shuffles, and a lane
+// meets only a few tokens of a page.
+constexpr u32 GROUP_LANES = HEAD_DIM <= 128 ? 8 : 16, WARP_TOKENS = WARP / GROUP_LANES;
+constexpr u32 HEAD_CHUNKS = HEAD_DIM / 4, CHUNKS = (HEAD_CHUNKS + GROUP_LANES - 1) / GROUP_LANES, LANE_VALUES = CHUNKS * 4;
 
 // Warps are split over the heads of a group, so that a lane keeps few query values and as many sums: registers are short.
 constexpr u32 MOST_VALUES = 8;
 __device__ constexpr u32 head_splits() {
   u32 splits = 1;
-  while (splits < MK_WARPS && (GROUP + splits - 1) / splits * LANE_PAIRS * 2 > MOST_VALUES) splits *= 2;
+  while (splits < MK_WARPS && (GROUP + splits - 1) / splits > 1 && (GROUP + splits - 1) / splits * LANE_VALUES > MOST_VALUES)
+    splits *= 2;
   return splits;
 }
 constexpr u32 HEAD_SPLITS = head_splits();
 constexpr u32 WARP_HEADS = (GROUP + HEAD_SPLITS - 1) / HEAD_SPLITS, TOKEN_WARPS = MK_WARPS / HEAD_SPLITS;
 
-// Tokens of keys, or of values, in one stage of the ring.
+// Tokens of keys, or of values, in one stage of the ring, and of them those that one lane attends to.
 constexpr u32 PIECE_TOKENS = PAGE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES ? PAGE_TOKENS : PAGE_TOKENS / 2;
-constexpr u32 PIECE_SLOTS = (PIECE_TOKENS + TOKEN_WARPS - 1) / TOKEN_WARPS;  // of them that one warp attends to
+constexpr u32 STEP_TOKENS = TOKEN_WARPS * WARP_TOKENS, STEPS = (PIECE_TOKENS + STEP_TOKENS - 1) / STEP_TOKENS;
 static_assert(PIECE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES, "a piece of keys fits a stage");
 constexpr float NEGATIVE = -1e30f;  // below any score; its exponential is 0, and unlike infinity it subtracts from itself
 
-// Scratch in shared.partial: each warp's merge record of WARP_HEADS heads, then the scores of a piece.
+// Scratch in shared.partial: each warp's merge record of WARP_HEADS heads, then its scores of a piece.
 constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
-constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * RECORD + MK_WARPS * WARP_HEADS * PIECE_SLOTS;
+constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * (RECORD + STEPS * WARP_TOKENS);
 
 // Where the keys of one KV head's page begin; its values follow.
 __device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 head, u32 sequence, u32 page) {
@@ -56,66 +62,87 @@ __device__ __forceinline__ bool cached_pieces(const Header& header, u32 member, 
   return true;
 }
 
-// One head, one warp: QK-norm if there is any, then RoPE, in place.
-__device__ __forceinline__ void norm_and_rotate(const Machine& m, float* head, const float* norm, u32 position, float scale) {
+// One head, one warp: QK-norm if there is any, then RoPE, in place. A key is rounded to bf16, as the cache holds it.
+__device__ __forceinline__ void norm_and_rotate(const Machine& m, u32 sequence, float* head, const float* norm, bool is_key) {
   if (MK_QK_NORM) {
     float squares = 0;
-#pragma unroll 1
     for (u32 i = lane_index(); i < HEAD_DIM; i += WARP) squares += head[i] * head[i];
 #pragma unroll
     for (u32 mask = WARP / 2; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
     const float factor = rsqrtf(squares / HEAD_DIM + m.header.eps);
-#pragma unroll 1
     for (u32 i = lane_index(); i < HEAD_DIM; i += WARP) head[i] *= factor * norm[i];
     __syncwarp();
   }
-  const float2* rope = reinterpret_cast<const float2*>(m.launch.constants + m.header.rope) + static_cast<u64>(position) * HALF_DIM;
-#pragma unroll 1
+  const float2* rope = reinterpret_cast<const float2*>(m.shared.rope) + sequence * HALF_DIM;
+  const float scale = is_key ? 1.0f : rsqrtf(static_cast<float>(HEAD_DIM));
   for (u32 i = lane_index(); i < HALF_DIM; i += WARP) {
     const float2 turn = rope[i];
     const float first = head[i], second = head[i + HALF_DIM];
-    head[i] = (first * turn.x - second * turn.y) * scale;
-    head[i + HALF_DIM] = (second * turn.x + first * turn.y) * scale;
+    float a = first * turn.x - second * turn.y, b = second * turn.x + first * turn.y;
+    if (is_key) {
+      const u32 rounded = bf16_pair(a, b);
+      a = bf16_low(rounded);
+      b = bf16_high(rounded);
+    }
+    head[i] = a * scale;
+    head[i + HALF_DIM] = b * scale;
   }
 }
 
-// A warp's running attention of WARP_HEADS heads over its tokens.
+// A lane's running attention of WARP_HEADS heads over its tokens. The lanes of a group hold the same maximum and weight.
 struct Attention {
-  float query[WARP_HEADS][LANE_PAIRS * 2], sum[WARP_HEADS][LANE_PAIRS * 2];
+  float sum[WARP_HEADS][LANE_VALUES];
   float maximum[WARP_HEADS], weight[WARP_HEADS];
-  u32 first_head, token_warp;
-  float* scores;  // (WARP_HEADS, PIECE_SLOTS) of this warp
+  u32 first_head, first_token;  // of the step's tokens
+  u32 lane;                     // in its group
+  float* scores;                // of this group: (WARP_HEADS, STEPS), WARP_TOKENS apart
+  const float* queries;         // (GROUP, HEAD_DIM) in shared memory: registers are short
 
   __device__ __forceinline__ void start(const Machine& m) {
+    lane = lane_index() % GROUP_LANES;
+    queries = m.shared.heads;
+    scores = m.shared.partial + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * STEPS * WARP_TOKENS + lane_index() / GROUP_LANES;
     first_head = warp_index() % HEAD_SPLITS * WARP_HEADS;
-    token_warp = warp_index() / HEAD_SPLITS;
-    scores = m.shared.partial + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * PIECE_SLOTS;
+    first_token = warp_index() / HEAD_SPLITS * WARP_TOKENS + lane_index() / GROUP_LANES;
 #pragma unroll
     for (u32 h = 0; h < WARP_HEADS; h++) {
       maximum[h] = NEGATIVE;
       weight[h] = 0;
 #pragma unroll
-      for (u32 j = 0; j < LANE_PAIRS; j++) {
-        const u32 pair = lane_index() + j * WARP;
-        const bool real = first_head + h < GROUP && pair < HALF_DIM;
-        query[h][2 * j] = real ? m.shared.heads[(first_head + h) * HEAD_DIM + 2 * pair] : 0.0f;
-        query[h][2 * j + 1] = real ? m.shared.heads[(first_head + h) * HEAD_DIM + 2 * pair + 1] : 0.0f;
-        sum[h][2 * j] = sum[h][2 * j + 1] = 0;
-      }
+      for (u32 j = 0; j < LANE_VALUES; j++) sum[h][j] = 0;
     }
   }
 
-  // Scores of one token's key, given as this lane's pairs; all lanes get them.
-  __device__ __forceinline__ void score(const float (&key)[LANE_PAIRS * 2], float (&result)[WARP_HEADS]) const {
+  // The head's value that is this lane's j-th.
+  __device__ __forceinline__ u32 column(u32 j) const { return (j / 4 * GROUP_LANES + lane) * 4 + j % 4; }
+
+  // This lane's values of row `token` of a piece, bf16 in shared memory.
+  __device__ __forceinline__ void load(const u8* piece, u32 token, float (&values)[LANE_VALUES]) const {
+    const uint2* row = reinterpret_cast<const uint2*>(piece + token * HEAD_DIM * 2);
 #pragma unroll
-    for (u32 h = 0; h < WARP_HEADS; h++) {
-      float dot = 0;
-#pragma unroll
-      for (u32 j = 0; j < LANE_PAIRS * 2; j++) dot += query[h][j] * key[j];
-#pragma unroll
-      for (u32 mask = WARP / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
-      result[h] = dot;
+    for (u32 c = 0; c < CHUNKS; c++) {
+      const u32 chunk = c * GROUP_LANES + lane;
+      const uint2 four = chunk < HEAD_CHUNKS ? row[chunk] : make_uint2(0, 0);
+      values[4 * c] = bf16_low(four.x);
+      values[4 * c + 1] = bf16_high(four.x);
+      values[4 * c + 2] = bf16_low(four.y);
+      values[4 * c + 3] = bf16_high(four.y);
     }
+  }
+
+  // The score of this group's token; all its lanes get it.
+  __device__ __forceinline__ float score(u32 h, const float (&key)[LANE_VALUES]) const {
+    // A warp with a head too many repeats the last one; nobody reads that.
+    const float4* query = reinterpret_cast<const float4*>(queries + min(first_head + h, GROUP - 1) * HEAD_DIM);
+    float dot = 0;
+#pragma unroll
+    for (u32 c = 0; c < CHUNKS; c++) {
+      const float4 q = query[min(c * GROUP_LANES + lane, HEAD_CHUNKS - 1)];  // past the end the key is 0
+      dot += q.x * key[4 * c] + q.y * key[4 * c + 1] + q.z * key[4 * c + 2] + q.w * key[4 * c + 3];
+    }
+#pragma unroll
+    for (u32 mask = GROUP_LANES / 2; mask > 0; mask /= 2) dot += shuffle_xor(dot, mask);
+    return dot;
   }
 
   __device__ __forceinline__ void raise(u32 h, float to) {
@@ -123,88 +150,83 @@ struct Attention {
     maximum[h] = to;
     weight[h] *= shrink;
 #pragma unroll
-    for (u32 j = 0; j < LANE_PAIRS * 2; j++) sum[h][j] *= shrink;
+    for (u32 j = 0; j < LANE_VALUES; j++) sum[h][j] *= shrink;
   }
 
-  __device__ __forceinline__ void add(u32 h, float score, const float (&value)[LANE_PAIRS * 2]) {
+  __device__ __forceinline__ void add(u32 h, float score, const float (&value)[LANE_VALUES]) {
     const float share = __expf(score - maximum[h]);
     weight[h] += share;
 #pragma unroll
-    for (u32 j = 0; j < LANE_PAIRS * 2; j++) sum[h][j] += share * value[j];
+    for (u32 j = 0; j < LANE_VALUES; j++) sum[h][j] += share * value[j];
   }
 
-  // This lane's pairs of row `token` of a piece, bf16 in shared memory.
-  static __device__ __forceinline__ void load(const u8* piece, u32 token, float (&values)[LANE_PAIRS * 2]) {
-    const u32* row = reinterpret_cast<const u32*>(piece) + token * HALF_DIM;
-#pragma unroll
-    for (u32 j = 0; j < LANE_PAIRS; j++) {
-      const u32 pair = lane_index() + j * WARP, both = pair < HALF_DIM ? row[pair] : 0;
-      values[2 * j] = bf16_low(both);
-      values[2 * j + 1] = bf16_high(both);
-    }
-  }
-
+  // Scores of this group's tokens, left in shared memory for `values`.
   __device__ __forceinline__ void keys(const u8* piece, u32 tokens) {
-    u32 slot = 0;
-#pragma unroll 1
-    for (u32 token = token_warp; token < tokens; token += TOKEN_WARPS, slot++) {
-      float key[LANE_PAIRS * 2], result[WARP_HEADS];
-      load(piece, token, key);
-      score(key, result);
-      if (lane_index() == 0)
-        for (u32 h = 0; h < WARP_HEADS; h++) scores[h * PIECE_SLOTS + slot] = result[h];
+    float best[WARP_HEADS];
+#pragma unroll
+    for (u32 h = 0; h < WARP_HEADS; h++) best[h] = maximum[h];
+    u32 step = 0;
+#pragma unroll(LANE_VALUES > 8 ? 1 : 2)
+    for (u32 token = first_token; token - lane_index() / GROUP_LANES < tokens; token += STEP_TOKENS, step++) {
+      float key[LANE_VALUES];
+      load(piece, min(token, PIECE_TOKENS - 1), key);
+#pragma unroll
+      for (u32 h = 0; h < WARP_HEADS; h++) {
+        const float s = score(h, key);  // what is not a token may be anything, NaN included, and is not used
+        if (token < tokens) best[h] = max(best[h], s);
+        if (lane == 0) scores[h * STEPS * WARP_TOKENS + step * WARP_TOKENS] = s;
+      }
     }
     __syncwarp();
 #pragma unroll
-    for (u32 h = 0; h < WARP_HEADS; h++) {
-      float best = maximum[h];
-#pragma unroll 1
-      for (u32 i = 0; i < slot; i++) best = max(best, scores[h * PIECE_SLOTS + i]);
-      raise(h, best);
-    }
+    for (u32 h = 0; h < WARP_HEADS; h++) raise(h, best[h]);
   }
 
   __device__ __forceinline__ void values(const u8* piece, u32 tokens) {
-    u32 slot = 0;
-#pragma unroll 1
-    for (u32 token = token_warp; token < tokens; token += TOKEN_WARPS, slot++) {
-      float value[LANE_PAIRS * 2];
+    u32 step = 0;
+#pragma unroll(LANE_VALUES > 8 ? 1 : 2)
+    for (u32 token = first_token; token < tokens; token += STEP_TOKENS, step++) {
+      float value[LANE_VALUES];
       load(piece, token, value);
 #pragma unroll
-      for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[h * PIECE_SLOTS + slot], value);
+      for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[h * STEPS * WARP_TOKENS + step * WARP_TOKENS], value);
     }
     __syncwarp();  // the next piece's scores go to the same place
   }
 
-  // The new token, from float32 in shared memory; one warp of each head split calls it.
-  __device__ __forceinline__ void newest(const float* key_head, const float* value_head) {
-    float key[LANE_PAIRS * 2], value[LANE_PAIRS * 2], result[WARP_HEADS];
+  // The new token, from float32 in shared memory, by one group of each head split; whole warps call it.
+  __device__ __forceinline__ void newest(const float* key_head, const float* value_head, bool mine) {
+    float row[LANE_VALUES], score_of[WARP_HEADS];
 #pragma unroll
-    for (u32 j = 0; j < LANE_PAIRS; j++) {
-      const u32 pair = lane_index() + j * WARP;
-      for (u32 i = 0; i < 2; i++) {
-        key[2 * j + i] = pair < HALF_DIM ? key_head[2 * pair + i] : 0.0f;
-        value[2 * j + i] = pair < HALF_DIM ? value_head[2 * pair + i] : 0.0f;
-      }
-    }
-    score(key, result);
+    for (u32 j = 0; j < LANE_VALUES; j++) row[j] = column(j) < HEAD_DIM ? key_head[column(j)] : 0.0f;
+#pragma unroll
+    for (u32 h = 0; h < WARP_HEADS; h++) score_of[h] = score(h, row);
+    if (!mine) return;
+#pragma unroll
+    for (u32 j = 0; j < LANE_VALUES; j++) row[j] = column(j) < HEAD_DIM ? value_head[column(j)] : 0.0f;
 #pragma unroll
     for (u32 h = 0; h < WARP_HEADS; h++) {
-      raise(h, max(maximum[h], result[h]));
-      add(h, result[h], value);
+      raise(h, max(maximum[h], score_of[h]));
+      add(h, score_of[h], row);
     }
   }
 
-  __device__ __forceinline__ void record(float* records) const {
+  // Merges the warp's groups and leaves its record.
+  __device__ __forceinline__ void record(float* records) {
 #pragma unroll
     for (u32 h = 0; h < WARP_HEADS; h++) {
+      float best = maximum[h];
+#pragma unroll
+      for (u32 mask = GROUP_LANES; mask < WARP; mask *= 2) best = max(best, shuffle_xor(best, mask));
+      raise(h, best);
       float* mine = records + (warp_index() * WARP_HEADS + h) * RECORD;
 #pragma unroll
-      for (u32 j = 0; j < LANE_PAIRS; j++) {
-        const u32 pair = lane_index() + j * WARP;
-        if (pair >= HALF_DIM) continue;
-        mine[2 * pair] = sum[h][2 * j];
-        mine[2 * pair + 1] = sum[h][2 * j + 1];
+      for (u32 mask = GROUP_LANES; mask < WARP; mask *= 2) weight[h] += shuffle_xor(weight[h], mask);
+#pragma unroll
+      for (u32 j = 0; j < LANE_VALUES; j++) {
+#pragma unroll
+        for (u32 mask = GROUP_LANES; mask < WARP; mask *= 2) sum[h][j] += shuffle_xor(sum[h][j], mask);
+        if (lane_index() < GROUP_LANES && column(j) < HEAD_DIM) mine[column(j)] = sum[h][j];
       }
       if (lane_index() == 0) {
         mine[HEAD_DIM] = maximum[h];
@@ -251,22 +273,10 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
   const float* norms = m.launch.constants + task.layer * HEAD_DIM;
 #pragma unroll 1
   for (u32 h = warp_index(); h < GROUP + (appends ? 1 : 0); h += MK_WARPS)
-    norm_and_rotate(m, m.shared.heads + h * HEAD_DIM, norms + (h < GROUP ? m.header.q_norm : m.header.k_norm), position,
-                    h < GROUP ? rsqrtf(static_cast<float>(HEAD_DIM)) : 1.0f);
+    norm_and_rotate(m, sequence, m.shared.heads + h * HEAD_DIM, norms + (h < GROUP ? m.header.q_norm : m.header.k_norm),
+                    h >= GROUP);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (appends) {
-    // What is cached is bf16, and so is what this token attends to.
-    append(m, task, sequence, head, position);
-    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  #pragma unroll 1
-  for (u32 i = threadIdx.x; i < 2 * HALF_DIM; i += CONSUMERS) {
-      float* pair = m.shared.heads + GROUP * HEAD_DIM + 2 * i;
-      const u32 rounded = bf16_pair(pair[0], pair[1]);
-      pair[0] = bf16_low(rounded);
-      pair[1] = bf16_high(rounded);
-    }
-    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  }
+  if (appends) append(m, task, sequence, head, position);
   Attention attention;
   attention.start(m);
   bool ok = cached_pieces(m.header, task.member, position, [&](u32, u32, u32 tokens) {
@@ -280,8 +290,9 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
     m.at.advance();
     return true;
   });
-  if (ok && appends && attention.token_warp == position % TOKEN_WARPS)
-    attention.newest(m.shared.heads + GROUP * HEAD_DIM, m.shared.heads + (GROUP + 1) * HEAD_DIM);
+  if (ok && appends && warp_index() / HEAD_SPLITS == position / WARP_TOKENS % TOKEN_WARPS)
+    attention.newest(m.shared.heads + GROUP * HEAD_DIM, m.shared.heads + (GROUP + 1) * HEAD_DIM,
+                     lane_index() / GROUP_LANES == position % WARP_TOKENS);
   attention.record(m.shared.partial);
   if (!m.meet(ok)) return false;
   // Merge the warps' records in their order; then either publish the result, or this member's part of it.
@@ -290,9 +301,9 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
     const u32 h = i / HALF_DIM, pair = i % HALF_DIM;
     const float* records = m.shared.partial + (h / WARP_HEADS * WARP_HEADS + h % WARP_HEADS) * RECORD;
     float maximum = NEGATIVE, weight = 0, low = 0, high = 0;
-#pragma unroll 4
+#pragma unroll 2
     for (u32 w = 0; w < TOKEN_WARPS; w++) maximum = max(maximum, records[w * HEAD_SPLITS * WARP_HEADS * RECORD + HEAD_DIM]);
-#pragma unroll 4
+#pragma unroll 2
     for (u32 w = 0; w < TOKEN_WARPS; w++) {
       const float* r = records + w * HEAD_SPLITS * WARP_HEADS * RECORD;
       const float shrink = __expf(r[HEAD_DIM] - maximum);
@@ -314,8 +325,6 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
     m.give_word(word + HEAD_DIM, __float_as_uint(maximum));
     m.give_word(word + HEAD_DIM + 1, __float_as_uint(weight));
   }
-  // The next head's records and queries go to the same place.
-  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   return true;
 }
 
@@ -323,7 +332,10 @@ __device__ __forceinline__ bool attention_phase(Machine& m, const Task& task) {
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++)
 #pragma unroll 1
-    for (u32 i = 0; i < task.count; i++)
+    for (u32 i = 0; i < task.count; i++) {
+      // The next head's records and queries go to the same place.
+      if (s + i > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
       if (!attend(m, task, s, task.first + i * task.stride)) return false;
+    }
   return true;
 }

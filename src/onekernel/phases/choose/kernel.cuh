@@ -10,22 +10,23 @@ __device__ __forceinline__ bool is_stop_id(const Launch& launch, u32 token) {
   return false;
 }
 
-// Warp s takes the CTAs' bests of sequence s.
+// All consumers take the CTAs' bests, so that it costs one round trip, and leave each warp's.
 __device__ __forceinline__ bool take_bests(const Machine& m, const Task& task) {
-  const u32 s = warp_index();
-  if (s >= SEQUENCES) return true;
-  Best best{LOWEST, NO_TOKEN};
   bool ok = true;
 #pragma unroll 1
-  for (u32 cta = lane_index(); ok && cta < m.header.ctas; cta += WARP) {
-    float logit;
-    u32 token;
-    ok = m.take_two_words(m.header.best_word + (s * m.header.ctas + cta) * 2, task.in_phase, logit, token);
-    if (ok) best.add(logit, token);
+  for (u32 s = 0; s < SEQUENCES; s++) {
+    Best best{LOWEST, NO_TOKEN};
+#pragma unroll 1
+    for (u32 cta = threadIdx.x; ok && cta < m.header.ctas; cta += CONSUMERS) {
+      float logit;
+      u32 token;
+      ok = m.take_two_words(m.header.best_word + (s * m.header.ctas + cta) * 2, task.in_phase, logit, token);
+      if (ok) best.add(logit, token);
+    }
+    __syncwarp();
+    best.add_warp();
+    if (lane_index() == 0) warp_bests(m, s)[warp_index()] = best;
   }
-  __syncwarp();
-  best.add_warp();
-  if (lane_index() == 0) *warp_bests(m, s) = best;
   return ok;
 }
 
@@ -38,7 +39,7 @@ __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task,
   const u32 before = stopped;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const Best best = *warp_bests(m, s);
+    const Best best = best_of_warps(m, s);
     const u32 token = is_finite(best.logit) ? best.token : TOKEN_NON_FINITE;
     if (all_end || token & TOKEN_NON_FINITE || is_stop_id(m.launch, token)) stopped |= 1u << s;
     if (before >> s & 1) continue;
@@ -49,7 +50,7 @@ __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task,
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
     // A sequence that has ended goes on, with a token that exists, until the others have ended too.
-    const Best best = *warp_bests(m, s);
+    const Best best = best_of_warps(m, s);
     m.give_word(m.header.token_word + s, (is_finite(best.logit) ? best.token : 0) | (launch_ends ? TOKEN_STOP : 0));
   }
   return true;

@@ -35,6 +35,12 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   last = m.shared.words[WORD_TOKEN] & TOKEN_STOP;
   if (last) return true;
+  // All layers turn by the same angles. Whoever reads them meets the others before.
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < SEQUENCES * HEAD_DIM; i += CONSUMERS) {
+    const u64 row = m.position(i / HEAD_DIM);
+    m.shared.rope[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
+  }
   const u32 rows = task.count * (task.flags & FLAG_ROWS_4 ? 4 : 8), first_row = task.first * (task.flags & FLAG_ROWS_4 ? 4 : 8);
   for (u32 i = threadIdx.x; i < rows / 2 * SEQUENCES; i += CONSUMERS) {
     const u32 sequence = i / (rows / 2), row = i % (rows / 2) * 2, column = first_row + row;

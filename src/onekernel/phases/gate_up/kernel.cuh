@@ -13,7 +13,7 @@ __device__ __forceinline__ void gate_up_rows(const Machine& m, const Task& task,
   const u32 half = task.flags & FLAG_ROWS_4 ? 2 : 4;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < rows.count / 4 * SEQUENCES; i += CONSUMERS) {
-    const u32 sequence = i / (rows.count / 4), output = i % (rows.count / 4) * 2;
+    const u32 sequence = SEQUENCES == 1 ? 0 : i / (rows.count / 4), output = (i - sequence * (rows.count / 4)) * 2;
     const u32 row = output / half * 2 * half + output % half;  // of the first of two gate rows
     const float factor = norm_factor(m, task, sequence);
     float2 gate = sum_parts(m, rows, sequence, row);

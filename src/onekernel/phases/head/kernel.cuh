@@ -67,12 +67,18 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
   }
 }
 
+// After a meeting.
+__device__ __forceinline__ Best best_of_warps(const Machine& m, u32 sequence) {
+  Best best{LOWEST, NO_TOKEN};
+#pragma unroll 1
+  for (u32 w = 0; w < MK_WARPS; w++) best.add(warp_bests(m, sequence)[w].logit, warp_bests(m, sequence)[w].token);
+  return best;
+}
+
 // Publishes the best of the CTA's warps, after a meeting; every CTA does, also one without rows.
 __device__ __forceinline__ void publish_bests(const Machine& m) {
   if (threadIdx.x >= SEQUENCES) return;
-  Best best{LOWEST, NO_TOKEN};
-#pragma unroll 1
-  for (u32 w = 0; w < MK_WARPS; w++) best.add(warp_bests(m, threadIdx.x)[w].logit, warp_bests(m, threadIdx.x)[w].token);
+  const Best best = best_of_warps(m, threadIdx.x);
   const u32 word = m.header.best_word + (threadIdx.x * m.header.ctas + blockIdx.x) * 2;
   m.give_word(word, __float_as_uint(best.logit));
   m.give_word(word + 1, best.token);

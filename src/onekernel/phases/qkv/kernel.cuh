@@ -6,7 +6,7 @@
 __device__ __forceinline__ void qkv_rows(const Machine& m, const Task& task, const Rows& rows) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < rows.count / 2 * SEQUENCES; i += CONSUMERS) {
-    const u32 sequence = i / (rows.count / 2), row = i % (rows.count / 2) * 2;
+    const u32 sequence = SEQUENCES == 1 ? 0 : i / (rows.count / 2), row = (i - sequence * (rows.count / 2)) * 2;
     const float factor = norm_factor(m, task, sequence);
     float2 sum = sum_parts(m, rows, sequence, row);
     sum = add_bias(m, task, make_float2(sum.x * factor, sum.y * factor), rows.first + row);
