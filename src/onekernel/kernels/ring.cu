@@ -62,8 +62,9 @@ struct Place {
   }
 };
 
-// Puts the words (two values each) 2 * pair and 2 * pair + 1 of the inputs into the shared x. A tile's 32 words lie there
-// so that lane 4 * s + t, s = 0 or 1, finds in 16 consecutive bytes what it multiplies: words 8 * t + 2 * i + s, i < 4.
+// Puts the words (two values each) 2 * pair and 2 * pair + 1 of the inputs into the shared x. A tile's 32 words lie
+// there so that lane 4 * s + t, s = 0 or 1, finds in 16 consecutive bytes what it multiplies: words 8 * t + 2 * i + s,
+// i < 4.
 __device__ __forceinline__ void store_x(u32* x, u32 pair, u32 even, u32 odd) {
   u32* word = x + pair / 16 * (TILE_COLUMNS / 2) + pair % 16;
   word[0] = even;
@@ -77,9 +78,9 @@ __device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lan
 // whatever the shape. Within a row tile a warp then holds the sum over the columns k with equal
 // (k / TILE_COLUMNS) % RING_WARPS: which warp that is depends on the share, the sum and its place in `partial` do not.
 //
-// The 16 bytes that a lane loads are a whole A fragment: the tile's 8 rows with half of the columns take its rows 0 to 7,
-// the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that of the
-// second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum; both are in lane 4 * row.
+// The 16 bytes that a lane loads are a whole A fragment: the tile's 8 rows with half of the columns take its rows 0 to
+// 7, the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
+// of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum; both are in lane 4 * row.
 //
 // `ok` is false for a thread that gave up a wait. It waits no more, but goes through all stages with its warp: only the
 // CTA's barrier may part them, and the result is dropped there.

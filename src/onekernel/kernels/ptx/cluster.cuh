@@ -73,9 +73,9 @@ __device__ __forceinline__ u64 cluster_load_relaxed(SharedAddress from) {
 #endif
 }
 
-// Stores a word into another CTA and tells the mbarrier `landed` of that same CTA that 8 bytes came. Like a bulk copy it
-// goes on by itself: the reader waits for the mbarrier, needs no tag, and the data are visible with it. Only in a launch
-// with clusters: in one without, an H200 ends the kernel with an error even if a CTA stores into itself.
+// Stores a word into another CTA and tells the mbarrier `landed` of that same CTA that 8 bytes came. Like a bulk copy
+// it goes on by itself: the reader waits for the mbarrier, needs no tag, and the data are visible with it. Only in a
+// launch with clusters: in one without, an H200 ends the kernel with an error even if a CTA stores into itself.
 __device__ __forceinline__ void cluster_store_async(SharedAddress to, u64 value, SharedAddress landed) {
 #ifdef __CUDACC__
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(to), "l"(value),

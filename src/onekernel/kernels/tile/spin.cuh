@@ -24,8 +24,9 @@ struct Watch {
   u32 max_turns;  // of one wait; whoever exceeds it sets the abort word
 };
 
-// When all threads of an H200 wait in vain, a turn takes 2 us for a word (L2 is crowded) and 4 us for an mbarrier (which
-// suspends the thread): an abort is seen within 2 to 4 ms. The abort word may lie beyond PCIe, so looks are rare.
+// When all threads of an H200 wait in vain, a turn takes 2 us for a word (L2 is crowded) and 4 us for an mbarrier
+// (which suspends the thread): an abort is seen within 2 to 4 ms. The abort word may lie beyond PCIe, so looks are
+// rare.
 constexpr u32 TURNS_PER_LOOK = 1024;
 
 // The first lane of a warp to give up keeps its record.

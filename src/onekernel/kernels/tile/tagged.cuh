@@ -11,9 +11,9 @@ __device__ __forceinline__ u64 tagged(u32 value, u32 tag) { return static_cast<u
 
 __device__ __forceinline__ void publish(u64* word, u32 value, u32 tag) { store_relaxed_gpu(word, tagged(value, tag)); }
 
-// Thread `thread` of THREADS takes its part of `pairs` pairs of words as soon as they carry `tag`, and calls
-// keep(pair, value, value) for each. UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes,
-// is what a hand-over costs. False: give up.
+// Thread `thread` of THREADS takes its part of `pairs` pairs of words as soon as they carry `tag`, and calls keep(pair,
+// value, value) for each. UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes, is what
+// a hand-over costs. False: give up.
 template <u32 THREADS, u32 UNROLL, class Keep>
 __device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, u32 thread,
                                            Keep keep) {
