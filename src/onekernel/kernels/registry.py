@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.kernels.machine import READ_ALL, cluster_hop
+from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.kernels.ring import RingShape
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
@@ -46,10 +47,16 @@ SELFCHECK = KernelSpec(
     ),
 )
 
+LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
+QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
+
 KERNELS: dict[str, Registered] = {
     "selfcheck": Registered(SELFCHECK),
     "ring": Registered(RingShape().spec()),
     "read_all": Registered(READ_ALL, AMPERE_AND_UP),
     "cluster_hop_tagged": Registered(cluster_hop("cluster_hop_tagged")),
     "cluster_hop_async": Registered(cluster_hop("cluster_hop_async")),
+    "megakernel_llama_1b": Registered(LLAMA_1B.spec()),
+    "megakernel_qwen3_0_6b": Registered(QWEN3_0_6B.spec()),
+    "megakernel_sequences_8": Registered(replace(LLAMA_1B, sequences=8, warps=8).spec()),
 }
