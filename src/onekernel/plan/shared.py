@@ -39,7 +39,7 @@ class SharedLayout:
     sums: int
     """(sequences, consumer_warps) float32."""
     words: int
-    """Words that threads tell each other through: leave, appended, tokens, then each warp's best logit and its token."""
+    """Words between threads: leave, appended, tokens, then each warp's best logit and its token."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""

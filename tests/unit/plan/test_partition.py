@@ -42,11 +42,28 @@ def waste(plan: Plan) -> float:
 
 @pytest.mark.parametrize("ctas", SMS)
 @pytest.mark.parametrize("name", shipped_configs())
-def test_every_cta_reads_the_same_within_half_a_percent(name: str, ctas: int) -> None:
+def test_every_cta_reads_almost_the_same(name: str, ctas: int) -> None:
     plan = make_plan(shipped(name), limits(ctas))
-    assert plan.imbalance <= 1.005  # reached: 1.0041, SmolLM2-135M on 132; Llama and 8B shapes 1.0011
+    # Reached on 132 SMs: 1.0025 to 1.035, 1B and larger 1.009 at most; elsewhere the worst is 1.109.
+    assert plan.imbalance <= (1.036 if ctas == 132 else 1.11)
+    if ctas == 132 and plan.bytes_per_token > 2e9:
+        assert plan.imbalance <= 1.01
+    assert waste(plan) <= waste(make_plan(shipped(name), limits(ctas), tile_rows=8))
+
+
+@pytest.mark.parametrize("ctas", SMS)
+@pytest.mark.parametrize("name", shipped_configs())
+def test_level_shares_make_every_cta_read_the_same_within_half_a_percent(name: str, ctas: int) -> None:
+    plan = make_plan(shipped(name), limits(ctas), partition="level", tile_rows=8)
+    assert plan.imbalance <= 1.005
     assert waste(plan) <= 1.01  # with the padding of K and rows
-    assert plan.layout.tile_rows == TileRows(), "8-row tiles waste little, so nothing else is needed"
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_no_phase_has_a_cta_with_more_than_an_even_share(name: str) -> None:
+    plan = make_plan(shipped(name), limits(132))
+    counts = plan.tasks["count"][:, [p.index for p in plan.phases if p.kind in PRODUCTS]].astype(int)
+    assert (counts.max(axis=0) == -(-counts.sum(axis=0) // 132)).all()
 
 
 @pytest.mark.parametrize("ctas", SMS)
@@ -54,7 +71,6 @@ def test_every_cta_reads_the_same_within_half_a_percent(name: str, ctas: int) ->
 def test_99_kb_of_shared_memory_are_enough_with_half_the_warps(name: str, ctas: int) -> None:
     plan = make_plan(shipped(name), limits(ctas, shared_bytes=99 * 1024, consumer_warps=8, stage_bytes=8192))
     assert plan.shared.stages >= 4 and plan.shared.total_bytes <= 99 * 1024
-    assert plan.imbalance <= 1.005
 
 
 @pytest.mark.parametrize("ctas", SMS)
@@ -69,9 +85,9 @@ def test_a_narrow_model_gets_4_row_tiles_where_8_would_waste_more_than_5_percent
     assert waste(make_plan(config, limits(170), tile_rows=8)) > 1.05, "or this test shows nothing"
 
 
-def test_a_layer_is_balanced_too_not_only_the_token() -> None:
+def test_level_shares_are_level_in_every_layer_not_only_over_the_token() -> None:
     """The ring holds 11 stages of 16 KiB: what a CTA is ahead or behind within a layer must fit it."""
-    plan = make_plan(shipped("Llama-3.2-1B"), limits(132))
+    plan = make_plan(shipped("Llama-3.2-1B"), limits(132), partition="level")
     per_layer = plan.bytes_per_phase[:, 1:-2].reshape(132, 16, 6).sum(axis=2)
     behind = np.cumsum(per_layer, axis=1) - np.cumsum(per_layer.mean(axis=0))
     assert np.abs(behind).max() <= 6 * 16384
@@ -109,7 +125,7 @@ def test_head_shares_follow_the_design() -> None:
         layers=st.integers(1, 3),
     ),
     st.integers(1, 170),
-    st.sampled_from(["balanced", "even"]),
+    st.sampled_from(["balanced", "level"]),
     st.sampled_from(["auto", 4, 8]),
 )
 def test_any_shape_is_shared_out_completely(config: ModelConfig, ctas: int, strategy: Any, tile_rows: Any) -> None:

@@ -23,7 +23,7 @@ from tests.unit.plan.runs import plan_of, with_layers
 @pytest.mark.parametrize("ctas", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tiny_plans_are_sound(name: str, ctas: int) -> None:
-    for options in ({}, {"partition": "even"}, {"tile_rows": 4}, {"order": list(range(ctas))[::-1]}):
+    for options in ({}, {"partition": "level"}, {"tile_rows": 4}, {"order": list(range(ctas))[::-1]}):
         validate(plan_of(name, ctas, **options))
 
 
