@@ -44,7 +44,7 @@ class MegakernelBackend(PagedBackend):
             vocab_limit=int(megakernel.plan.header["vocab_limit"]),
             memory=memory,
         )
-        self._megakernel = megakernel
+        self.megakernel = megakernel
         self._launch_tokens = launch_tokens
         self._patience = patience or Patience()
         self._table_pages = limits.table_pages
@@ -61,7 +61,7 @@ class MegakernelBackend(PagedBackend):
         own = own_sequence(sequence)
         table = self._device_table(own)
         if self.config.rope_scaling.kind == "dynamic":
-            self._megakernel.packed.write_rope(own.rope)
+            self.megakernel.packed.write_rope(own.rope)
         if not sampling.greedy or sampling.penalised or sampling.logit_bias or sampling.logprobs is not None:
             yield from self.step_by_step(
                 own, sampling, limit, stop_ids, cancel, lambda own: self._next_logits(own, table)
@@ -75,7 +75,7 @@ class MegakernelBackend(PagedBackend):
 
     def close(self) -> None:
         """Drop weights, cache and kernel."""
-        del self._megakernel
+        del self.megakernel
         super().close()
 
     def _launch(
@@ -83,8 +83,8 @@ class MegakernelBackend(PagedBackend):
     ) -> Generator[DecodedToken, None, None]:
         """Yield the tokens of one launch, which runs ahead; what it made beyond the last one taken does not count."""
         known_to_kernel = sorted(stop_ids)[:MAX_STOP_IDS]
-        self._megakernel.launch(own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel)
-        running = RunningLaunch(self._megakernel, self._patience)
+        self.megakernel.launch(own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel)
+        running = RunningLaunch(self.megakernel, self._patience)
         try:
             for index in range(limit):
                 slot = running.token(index, cancel)
@@ -104,13 +104,13 @@ class MegakernelBackend(PagedBackend):
 
     def _next_logits(self, own: PagedSequence, table: torch.Tensor) -> torch.Tensor:
         """Append the last token and return the logits after it, (vocab_size,); ids of padding hold anything."""
-        self._megakernel.launch(own.tokens[-1:], [own.length], table, 1, want_logits=True)
-        running = RunningLaunch(self._megakernel, self._patience)
+        self.megakernel.launch(own.tokens[-1:], [own.length], table, 1, want_logits=True)
+        running = RunningLaunch(self.megakernel, self._patience)
         try:
             running.token(0, CancelToken())
         finally:
             running.end()
-        return self._megakernel.logits[0]
+        return self.megakernel.logits[0]
 
     def _device_table(self, own: PagedSequence) -> torch.Tensor:
         """Return the sequence's page table as the kernel takes it; entries beyond its pages are never looked at."""
