@@ -9,6 +9,11 @@
 // inside a warp, registers, speed.
 #pragma once
 
+#ifdef __APPLE__  // without these its <ucontext.h> is empty, or hides what is not POSIX
+#define _XOPEN_SOURCE 600
+#define _DARWIN_C_SOURCE
+#endif
+
 // All standard headers come before the CUDA keywords: some of them use names like __noinline__ themselves.
 #include <algorithm>
 #include <array>
