@@ -46,7 +46,7 @@ class MegakernelBackend(PagedBackend):
         )
         self.megakernel = megakernel
         self._launch_tokens = launch_tokens
-        self._patience = patience or Patience()
+        self.patience = patience or Patience()
         self._table_pages = limits.table_pages
 
     def decode(
@@ -84,7 +84,7 @@ class MegakernelBackend(PagedBackend):
         """Yield the tokens of one launch, which runs ahead; what it made beyond the last one taken does not count."""
         known_to_kernel = sorted(stop_ids)[:MAX_STOP_IDS]
         self.megakernel.launch(own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel)
-        running = RunningLaunch(self.megakernel, self._patience)
+        running = RunningLaunch(self.megakernel, self.patience)
         try:
             for index in range(limit):
                 slot = running.token(index, cancel)
@@ -105,7 +105,7 @@ class MegakernelBackend(PagedBackend):
     def _next_logits(self, own: PagedSequence, table: torch.Tensor) -> torch.Tensor:
         """Append the last token and return the logits after it, (vocab_size,); ids of padding hold anything."""
         self.megakernel.launch(own.tokens[-1:], [own.length], table, 1, want_logits=True)
-        running = RunningLaunch(self.megakernel, self._patience)
+        running = RunningLaunch(self.megakernel, self.patience)
         try:
             running.token(0, CancelToken())
         finally:

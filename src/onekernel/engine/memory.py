@@ -38,8 +38,9 @@ def plan_memory(
         return MemoryReport(config.parameters * element, kv_bytes, workspace)
     layout, layer = plan.layout, scratch_bytes(plan.layout)
     constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
-    loading = 2 * max(layer, layout.head.total_bytes) - kv_bytes  # read and packed before there is a cache
-    workspace = max(workspace + layer + 8 * plan.exchange_words, loading)
+    padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size
+    in_flight = max(2 * layer, (1 + padded) * layout.head.total_bytes)  # a tensor, and once more if it is rearranged
+    workspace = max(workspace + layer + 8 * plan.exchange_words, in_flight - kv_bytes)  # loaded before there is a cache
     return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)
 
 
