@@ -101,7 +101,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::ATTENTION) {
     const bool ok = attention_phase(m, task);
     // All appends of this phase lie before the barrier that ended it.
-    if (threadIdx.x == 0) store_release_cta(m.shared.words + WORD_APPENDED, m.shared.words[WORD_APPENDED] + 1);
+    if (threadIdx.x == 0) store_release_cta(m.shared.words() + WORD_APPENDED, m.shared.words()[WORD_APPENDED] + 1);
     return ok;
   }
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
@@ -126,12 +126,12 @@ __device__ __forceinline__ void compute(Machine& m) {
   bool ok = true, last = false;
   for (m.token = 0; ok && m.token < m.launch.limit; m.token++) {
     for (m.phase = 0; ok && !last && m.phase < m.header.phases; m.phase++) {
-      ok = run_phase(m, m.shared.tasks[m.phase], last, stopped);
+      ok = run_phase(m, m.shared.tasks()[m.phase], last, stopped);
       if (m.phase == m.launch.stop_after) last = true;
     }
     if (last) break;
   }
-  if (threadIdx.x == 0) store_release_cta(m.shared.words + WORD_LEAVE, 1);
+  if (threadIdx.x == 0) store_release_cta(m.shared.words() + WORD_LEAVE, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
@@ -146,28 +146,27 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
   Shared shared;
-  shared.tasks = reinterpret_cast<Task*>(bytes + MegaRing::BYTES);
-  shared.x = reinterpret_cast<u32*>(shared.tasks + header->phases);
-  shared.partial = reinterpret_cast<float*>(shared.x + SEQUENCES * header->max_inputs / 2);
-  const u32 parts = max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS);
-  shared.residual = shared.partial + round_up(parts, 4);
-  shared.heads = shared.residual + SEQUENCES * header->max_hidden_rows;
-  shared.rope = shared.heads + round_up((GROUP + 2) * HEAD_DIM, 4);
-  shared.sums = shared.rope + round_up(SEQUENCES * HEAD_DIM, 4);
-  shared.words = reinterpret_cast<u32*>(shared.sums + SEQUENCES * MK_WARPS);
+  shared.tasks_at = MegaRing::BYTES;
+  shared.x_at = shared.tasks_at + header->phases * static_cast<u32>(sizeof(Task));
+  shared.partial_at = shared.x_at + SEQUENCES * header->max_inputs * 2;
+  shared.residual_at = shared.partial_at + round_up(max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS), 4) * 4;
+  shared.heads_at = shared.residual_at + SEQUENCES * header->max_hidden_rows * 4;
+  shared.rope_at = shared.heads_at + round_up((GROUP + 2) * HEAD_DIM, 4) * 4;
+  shared.sums_at = shared.rope_at + round_up(SEQUENCES * HEAD_DIM, 4) * 4;
+  shared.words_at = shared.sums_at + round_up(SEQUENCES * MK_WARPS, 4) * 4;
   if (threadIdx.x == 0) {
     ring.init();
-    shared.words[WORD_LEAVE] = shared.words[WORD_APPENDED] = 0;
+    shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = 0;
   }
   const u64* from = reinterpret_cast<const u64*>(tasks + static_cast<u64>(blockIdx.x) * header->phases);
   for (u32 i = threadIdx.x; i < header->phases * (sizeof(Task) / 8); i += blockDim.x)
-    reinterpret_cast<u64*>(shared.tasks)[i] = from[i];
+    reinterpret_cast<u64*>(shared.tasks())[i] = from[i];
   __syncthreads();
   if (warp_index() < MK_WARPS) {
     Machine machine{launch, *header, watch, shared, ring, {}, 0, 0};
     compute(machine);
   } else if (lane_index() == 0) {
-    Loader loader{launch, watch, shared.words, {ring, short_window, {}, {}}};
-    loader.run(shared.tasks);
+    Loader loader{launch, watch, shared.words(), {ring, short_window, {}, {}}};
+    loader.run(shared.tasks());
   }
 }

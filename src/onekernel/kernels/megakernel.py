@@ -11,6 +11,17 @@ from onekernel.device.watch import PARAMS as WATCH_PARAMS
 _ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}
 
 
+def consumer_warps(arch: str, sequences: int) -> int:
+    """Return how many warps of a CTA compute: as many as leave each thread the registers it needs without spilling.
+
+    Sixteen hide the most latency; with the producer's they leave 96 registers a thread, which is just enough for one
+    sequence on Hopper.
+    """
+    if sequences > 1:
+        return 8
+    return 16 if arch.startswith("sm_90") else 12
+
+
 @dataclass(frozen=True, slots=True)
 class MegakernelShape:
     """What a build depends on: the model's head and activation, and how a CTA is made up. Nothing of a plan."""

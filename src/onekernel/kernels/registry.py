@@ -56,7 +56,9 @@ KERNELS: dict[str, Registered] = {
     "read_all": Registered(READ_ALL, AMPERE_AND_UP),
     "cluster_hop_tagged": Registered(cluster_hop("cluster_hop_tagged")),
     "cluster_hop_async": Registered(cluster_hop("cluster_hop_async")),
-    "megakernel_llama_1b": Registered(LLAMA_1B.spec()),
-    "megakernel_qwen3_0_6b": Registered(QWEN3_0_6B.spec()),
+    "megakernel_llama_1b": Registered(LLAMA_1B.spec(), HOPPER_ONLY),
+    "megakernel_llama_1b_12_warps": Registered(replace(LLAMA_1B, warps=12).spec()),
+    "megakernel_qwen3_0_6b": Registered(QWEN3_0_6B.spec(), HOPPER_ONLY),
+    "megakernel_qwen3_0_6b_12_warps": Registered(replace(QWEN3_0_6B, warps=12).spec()),
     "megakernel_sequences_8": Registered(replace(LLAMA_1B, sequences=8, warps=8).spec()),
 }

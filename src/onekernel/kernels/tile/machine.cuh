@@ -43,16 +43,31 @@ struct Launch {
   u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, LONG_PHASE stages
 };
 
-// The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way.
+// The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. Offsets
+// are kept, not pointers: nine pointers would take nine more registers.
 struct Shared {
-  Task* tasks;      // (phases)
-  u32* x;           // (SEQUENCES, max_inputs / 2): pairs of bf16
-  float* partial;   // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch
-  float* residual;  // (SEQUENCES, max_hidden_rows): this CTA's rows
-  float* heads;     // (GROUP + 2, HEAD_DIM): queries, the new key, the new value
-  float* rope;      // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position
-  float* sums;      // (SEQUENCES, MK_WARPS): of squares, and other small exchanges between warps
-  u32* words;       // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and token
+  u32 tasks_at, x_at, partial_at, residual_at, heads_at, rope_at, sums_at, words_at;
+
+  template <class T>
+  static __device__ __forceinline__ T* at(u32 offset) {
+    return reinterpret_cast<T*>(dynamic_shared() + offset);
+  }
+
+  __device__ __forceinline__ Task* tasks() const { return at<Task>(tasks_at); }  // (phases)
+  // (SEQUENCES, max_inputs / 2): pairs of bf16.
+  __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
+  // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch.
+  __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
+  // (SEQUENCES, max_hidden_rows): this CTA's rows.
+  __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }
+  // (GROUP + 2, HEAD_DIM): queries, the new key, the new value.
+  __device__ __forceinline__ float* heads() const { return at<float>(heads_at); }
+  // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position.
+  __device__ __forceinline__ float* rope() const { return at<float>(rope_at); }
+  // (SEQUENCES, MK_WARPS): of squares.
+  __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }
+  // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
+  __device__ __forceinline__ u32* words() const { return at<u32>(words_at); }
 };
 
 enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
@@ -72,6 +87,9 @@ struct Machine {
   __device__ __forceinline__ u32 tag_of(u32 of_phase) const { return token * header.phases + of_phase + 1; }
   __device__ __forceinline__ u32 tag() const { return tag_of(phase); }
   __device__ __forceinline__ u32 position(u32 sequence) const { return launch.positions[sequence] + token; }
+
+  // Waits for the ring's current stage. False for all lanes of a warp if it is for one: they leave together.
+  __device__ __forceinline__ bool take_stage() { return warp_ballot(!ring.take(watch, at)) == 0; }
 
   // All consumers meet. False if any of them failed: then all leave.
   __device__ __forceinline__ bool meet(bool ok) const { return !barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok); }

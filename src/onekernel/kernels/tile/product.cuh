@@ -9,26 +9,35 @@
 #include "ptx/mma.cuh"
 #include "tile/machine.cuh"
 
+// Stores values 4 * index to 4 * index + 3. One sequence: of each 8 values, words 0, 2 and then words 1, 3, so that a lane
+// of `multiply_one` finds its B fragment in 8 consecutive bytes.
+__device__ __forceinline__ void store_pair(u32* x, u32 index, u32 first, u32 second) {
+  u32* to = SEQUENCES == 1 ? x + index / 2 * 4 + index % 2 : x + index * 2;
+  to[0] = first;
+  to[SEQUENCES == 1 ? 2 : 1] = second;
+}
+
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
-// and leaves each warp's sum of squares in shared.sums. All consumers call it; a meeting follows.
+// and leaves each warp's sum of squares in shared.sums(). All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
   constexpr u32 UNROLL = 2;  // pairs that a thread waits for at once: a round trip each would cost more
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
+  bool ok = true;
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
     const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + task.in_word + s * stride);
-    u32* x = m.shared.x + s * (m.header.max_inputs / 2);
+    u32* x = m.shared.x() + s * (m.header.max_inputs / 2);
     float squares = 0;
 #pragma unroll 1
-    for (u32 first = threadIdx.x; first < pairs; first += CONSUMERS * UNROLL) {
+    for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * UNROLL) {
       float4 scale[UNROLL];
 #pragma unroll
       for (u32 i = 0; i < UNROLL; i++)
         if (norm != nullptr && first + i * CONSUMERS < pairs)
           scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
       Pair taken[UNROLL];
-      const bool ok = spin(m.watch, Wait::VALUE, task.in_word + s * stride + 2 * first, want, [&](u64& seen) {
+      ok = spin(m.watch, Wait::VALUE, task.in_word + s * stride + 2 * first, want, [&](u64& seen) {
         bool ready = true;
 #pragma unroll
         for (u32 i = 0; i < UNROLL; i++)
@@ -43,7 +52,7 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
         }
         return ready;
       });
-      if (!ok) return false;
+      if (!ok) break;  // to the shuffles below, where the warp's other lanes expect this one
 #pragma unroll
       for (u32 i = 0; i < UNROLL; i++) {
         if (first + i * CONSUMERS >= pairs) continue;
@@ -54,18 +63,18 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
           a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
           b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
         }
-        reinterpret_cast<uint2*>(x)[first + i * CONSUMERS] = make_uint2(a, b);
+        store_pair(x, first + i * CONSUMERS, a, b);
       }
     }
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
-    for (u32 i = task.inputs / 2 + threadIdx.x; i < task.k_units * unit_columns / 2; i += CONSUMERS) x[i] = 0;
+    for (u32 i = pairs + threadIdx.x; i < task.k_units * unit_columns / 4; i += CONSUMERS) store_pair(x, i, 0, 0);
     if (norm == nullptr) continue;
 #pragma unroll
     for (u32 mask = WARP / 2; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
-    if (lane_index() == 0) m.shared.sums[s * MK_WARPS + warp_index()] = squares;
+    if (lane_index() == 0) m.shared.sums()[s * MK_WARPS + warp_index()] = squares;
   }
-  return true;
+  return ok;
 }
 
 // After the meeting: the factor of a sequence's results, 1 / root mean square of its inputs; 1 without a norm.
@@ -73,75 +82,120 @@ __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task,
   if (task.norm == 0) return 1.0f;
   float sum = 0;
 #pragma unroll
-  for (u32 w = 0; w < MK_WARPS; w++) sum += m.shared.sums[sequence * MK_WARPS + w];
+  for (u32 w = 0; w < MK_WARPS; w++) sum += m.shared.sums()[sequence * MK_WARPS + w];
   return rsqrtf(sum / static_cast<float>(m.header.hidden) + m.header.eps);
 }
 
-// Multiplies `row_tiles` row tiles, which start at a whole stage, and leaves the parts in shared.partial:
-// (parts, SEQUENCES, row_tiles * tile rows). A meeting follows.
+// Where a warp is in its task's sequence of units.
+struct Place {
+  u32 row_tile, k;
+
+  // Goes on to the warp's next unit. True if the one it leaves was the warp's last of a row tile.
+  __device__ __forceinline__ bool advance(u32 k_units) {
+    k += MK_WARPS;
+    if (k < k_units) return false;
+    while (k >= k_units) {
+      k -= k_units;
+      row_tile++;
+    }
+    return true;
+  }
+};
+
+// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts in
+// shared.partial: (parts, row_tiles * tile rows). A meeting follows.
+//
+// The 16 bytes that a lane loads are a whole A fragment: the unit's 8 rows with half of their columns take A's rows 0 to
+// 7, and the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
+// of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum, and both are in lane 4 * row.
+// Rows 4 to 7 of a 4-row unit are its second 64 columns; their x are columns 2 and 3 of B, their sums in lane 4 * row + 1.
 template <bool ROWS_4>
-__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units) {
-  constexpr u32 ROWS = ROWS_4 ? 4 : 8, COLUMNS = ROWS_4 ? 128 : 64;
-  const u32 lane = lane_index(), warp = warp_index(), row = lane / 4, quarter = lane % 4;
-  const u32 units = row_tiles * k_units, rows = row_tiles * ROWS, stride = m.header.max_inputs / 2;
-  // One sequence: row 0 of A holds it, and with 4-row units row 1 the second half of its columns; the rest is zero.
-  // Eight: row s of A holds sequence s, and with 4-row units row s + 8 its second half.
-  const bool holds = SEQUENCES > 1 || row < (ROWS_4 ? 2 : 1);
-  const u32* x = m.shared.x + (SEQUENCES > 1 ? row * stride : row * 32) + quarter * 8;
-  u32 row_tile = warp / k_units, k = warp % k_units;
+__device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_units) {
+  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_WORDS = ROWS_4 ? 64 : 32;
+  const u32 lane = lane_index(), warp = warp_index(), row = lane / 4;
+  const u32 units = row_tiles * k_units, rows = row_tiles * ROWS;
+  const uint2* x = reinterpret_cast<const uint2*>(m.shared.x() + row / 2 * 32 + lane % 4 * 8) + row % 2;
+  Place place{warp / k_units, warp % k_units};
   float even[4] = {}, odd[4] = {};
 #pragma unroll 1
-  for (u32 first = 0; first < units; first += STAGE_UNITS, m.at.advance()) {
-    uint4 a[2] = {}, b[2] = {};
-    const bool mine = first + warp < units;
-    if (mine && holds) {
-      const uint4* low = reinterpret_cast<const uint4*>(x + k * (COLUMNS / 2));
-      a[0] = low[0];
-      a[1] = low[1];
-      if (ROWS_4 && SEQUENCES > 1) {
-        b[0] = low[8];
-        b[1] = low[9];
-      }
+  for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
+    uint2 low = make_uint2(0, 0), high = low;
+    if (lane < (ROWS_4 ? 16 : 8)) {
+      low = x[place.k * (UNIT_WORDS / 2)];
+      high = x[place.k * (UNIT_WORDS / 2) + 2];
     }
-    if (!m.ring.take(m.watch, m.at)) return false;
-    if (mine) {
-      const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
+    if (!m.take_stage()) return false;
+    const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
+    if (first < units) {
+      const uint4 a = unit[0], b = unit[WARP];
+      mma_bf16(even, a.x, a.y, a.z, a.w, low.x, low.y);
+      mma_bf16(odd, b.x, b.y, b.z, b.w, high.x, high.y);
+    }
+    m.ring.free(m.at);
+    if (first >= units) continue;
+    const Place here = place;
+    if (!place.advance(k_units)) continue;
+    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) even[i] = odd[i] = 0;
+    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
+    if (lane % 4 == 0 && row < ROWS)
+      m.shared.partial()[here.k % MK_WARPS * rows + here.row_tile * ROWS + row] = sum;
+  }
+  return true;
+}
+
+// The same for eight sequences: (parts, SEQUENCES, row_tiles * tile rows). The weights are B here, so that a row of A can be
+// a sequence; with 4-row units rows 8 to 15 are the sequences' second 64 columns, whose sums stand at columns 4 to 7.
+template <bool ROWS_4>
+__device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_units) {
+  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_WORDS = ROWS_4 ? 64 : 32;
+  const u32 lane = lane_index(), warp = warp_index(), sequence = lane / 4, quarter = lane % 4;
+  const u32 units = row_tiles * k_units, rows = row_tiles * ROWS;
+  const u32* x = m.shared.x() + sequence * (m.header.max_inputs / 2) + quarter * 8;
+  Place place{warp / k_units, warp % k_units};
+  float even[4] = {}, odd[4] = {};
+#pragma unroll 1
+  for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
+    if (!m.take_stage()) return false;
+    const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
+    if (first < units) {
+      const uint4* low = reinterpret_cast<const uint4*>(x + place.k * UNIT_WORDS);
 #pragma unroll
       for (u32 half = 0; half < 2; half++) {
-        const uint4 w = unit[half * WARP];
-        mma_bf16(even, a[half].x, b[half].x, a[half].y, b[half].y, w.x, w.y);
-        mma_bf16(odd, a[half].z, b[half].z, a[half].w, b[half].w, w.z, w.w);
+        const uint4 w = unit[half * WARP], a = low[half], b = ROWS_4 ? low[8 + half] : make_uint4(0, 0, 0, 0);
+        mma_bf16(even, a.x, b.x, a.y, b.y, w.x, w.y);
+        mma_bf16(odd, a.z, b.z, a.w, b.w, w.z, w.w);
       }
     }
     m.ring.free(m.at);
-    if (!mine) continue;
-    const u32 part = k % MK_WARPS;
-    k += MK_WARPS;
-    if (k < k_units) continue;
+    if (first >= units) continue;
+    const Place here = place;
+    if (!place.advance(k_units)) continue;
     float sum[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
       sum[i] = even[i] + odd[i];
       even[i] = odd[i] = 0;
     }
-    if (ROWS_4) {  // the second half's sums stand at columns 4 to 7 of the other row
-      const u32 from = SEQUENCES > 1 ? 2 : 6;
-      sum[0] += shuffle_xor(SEQUENCES > 1 ? sum[2] : sum[0], from);
-      sum[1] += shuffle_xor(SEQUENCES > 1 ? sum[3] : sum[1], from);
+    if (ROWS_4) {
+      sum[0] += shuffle_xor(sum[2], 2);
+      sum[1] += shuffle_xor(sum[3], 2);
     }
-    const u32 sequence = row;
-    if (sequence < SEQUENCES && quarter < ROWS / 2)
-      *reinterpret_cast<float2*>(m.shared.partial + (part * SEQUENCES + sequence) * rows + row_tile * ROWS + quarter * 2) =
-          make_float2(sum[0], sum[1]);
-    while (k >= k_units) {
-      k -= k_units;
-      row_tile++;
-    }
+    if (quarter < ROWS / 2)
+      *reinterpret_cast<float2*>(m.shared.partial() + (here.k % MK_WARPS * SEQUENCES + sequence) * rows + here.row_tile * ROWS +
+                                 quarter * 2) = make_float2(sum[0], sum[1]);
   }
   return true;
 }
 
-// Rows whose parts lie in shared.partial: `count` rows from `first` of the whole matrix on.
+template <bool ROWS_4>
+__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units) {
+  static_assert(SEQUENCES == 1 || SEQUENCES == 8, "a row of A, or a column of B, for each");
+  return SEQUENCES == 1 ? multiply_one<ROWS_4>(m, row_tiles, k_units) : multiply_eight<ROWS_4>(m, row_tiles, k_units);
+}
+
+// Rows whose parts lie in shared.partial(): `count` rows from `first` of the whole matrix on.
 struct Rows {
   u32 first, count, parts;
 };
@@ -149,9 +203,9 @@ struct Rows {
 // The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
 __device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   float2 sum = make_float2(0, 0);
-#pragma unroll 8
+#pragma unroll 4
   for (u32 part = 0; part < rows.parts; part++) {
-    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial + (part * SEQUENCES + sequence) * rows.count + row);
+    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (part * SEQUENCES + sequence) * rows.count + row);
     sum.x += v.x;
     sum.y += v.y;
   }

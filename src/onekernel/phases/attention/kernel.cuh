@@ -34,7 +34,7 @@ constexpr u32 STEP_TOKENS = TOKEN_WARPS * WARP_TOKENS, STEPS = (PIECE_TOKENS + S
 static_assert(PIECE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES, "a piece of keys fits a stage");
 constexpr float NEGATIVE = -1e30f;  // below any score; its exponential is 0, and unlike infinity it subtracts from itself
 
-// Scratch in shared.partial: each warp's merge record of WARP_HEADS heads, then its scores of a piece.
+// Scratch in shared.partial(): each warp's merge record of WARP_HEADS heads, then its scores of a piece.
 constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
 constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * (RECORD + STEPS * WARP_TOKENS);
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ void norm_and_rotate(const Machine& m, u32 sequence, 
     for (u32 i = lane_index(); i < HEAD_DIM; i += WARP) head[i] *= factor * norm[i];
     __syncwarp();
   }
-  const float2* rope = reinterpret_cast<const float2*>(m.shared.rope) + sequence * HALF_DIM;
+  const float2* rope = reinterpret_cast<const float2*>(m.shared.rope()) + sequence * HALF_DIM;
   const float scale = is_key ? 1.0f : rsqrtf(static_cast<float>(HEAD_DIM));
   for (u32 i = lane_index(); i < HALF_DIM; i += WARP) {
     const float2 turn = rope[i];
@@ -100,8 +100,8 @@ struct Attention {
 
   __device__ __forceinline__ void start(const Machine& m) {
     lane = lane_index() % GROUP_LANES;
-    queries = m.shared.heads;
-    scores = m.shared.partial + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * STEPS * WARP_TOKENS + lane_index() / GROUP_LANES;
+    queries = m.shared.heads();
+    scores = m.shared.partial() + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * STEPS * WARP_TOKENS + lane_index() / GROUP_LANES;
     first_head = warp_index() % HEAD_SPLITS * WARP_HEADS;
     first_token = warp_index() / HEAD_SPLITS * WARP_TOKENS + lane_index() / GROUP_LANES;
 #pragma unroll
@@ -236,7 +236,7 @@ struct Attention {
   }
 };
 
-// Takes the queries of a KV head, and the new key and value if this CTA appends them, to shared.heads as float32.
+// Takes the queries of a KV head, and the new key and value if this CTA appends them, to shared.heads() as float32.
 __device__ __forceinline__ bool take_heads(const Machine& m, const Task& task, u32 sequence, u32 head, bool appends) {
   const u32 base = task.in_word + sequence * m.header.qkv_words, query_words = GROUP * HALF_DIM;
   const u32 key_base = base + m.header.kv_heads * query_words, value_base = key_base + m.header.kv_heads * HALF_DIM;
@@ -247,8 +247,8 @@ __device__ __forceinline__ bool take_heads(const Machine& m, const Task& task, u
     if (i >= query_words) word = key_base + head * HALF_DIM + i - query_words;
     if (i >= query_words + HALF_DIM) word = value_base + head * HALF_DIM + i - query_words - HALF_DIM;
     if (!m.take_word(word, task.in_phase, pair)) return false;
-    m.shared.heads[2 * i] = bf16_low(pair);
-    m.shared.heads[2 * i + 1] = bf16_high(pair);
+    m.shared.heads()[2 * i] = bf16_low(pair);
+    m.shared.heads()[2 * i + 1] = bf16_high(pair);
   }
   return true;
 }
@@ -258,7 +258,7 @@ __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 s
   u32* keys = reinterpret_cast<u32*>(page) + position % PAGE_TOKENS * HALF_DIM;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < 2 * HALF_DIM; i += CONSUMERS) {
-    const float* pair = m.shared.heads + GROUP * HEAD_DIM + 2 * i;
+    const float* pair = m.shared.heads() + GROUP * HEAD_DIM + 2 * i;
     u32* to = i < HALF_DIM ? keys + i : keys + PAGE_TOKENS * HALF_DIM + i - HALF_DIM;
     *to = bf16_pair(pair[0], pair[1]);
   }
@@ -273,33 +273,33 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
   const float* norms = m.launch.constants + task.layer * HEAD_DIM;
 #pragma unroll 1
   for (u32 h = warp_index(); h < GROUP + (appends ? 1 : 0); h += MK_WARPS)
-    norm_and_rotate(m, sequence, m.shared.heads + h * HEAD_DIM, norms + (h < GROUP ? m.header.q_norm : m.header.k_norm),
+    norm_and_rotate(m, sequence, m.shared.heads() + h * HEAD_DIM, norms + (h < GROUP ? m.header.q_norm : m.header.k_norm),
                     h >= GROUP);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   if (appends) append(m, task, sequence, head, position);
   Attention attention;
   attention.start(m);
   bool ok = cached_pieces(m.header, task.member, position, [&](u32, u32, u32 tokens) {
-    if (!m.ring.take(m.watch, m.at)) return false;
+    if (!m.take_stage()) return false;
     attention.keys(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
     m.ring.free(m.at);
     m.at.advance();
-    if (!m.ring.take(m.watch, m.at)) return false;
+    if (!m.take_stage()) return false;
     attention.values(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
     m.ring.free(m.at);
     m.at.advance();
     return true;
   });
   if (ok && appends && warp_index() / HEAD_SPLITS == position / WARP_TOKENS % TOKEN_WARPS)
-    attention.newest(m.shared.heads + GROUP * HEAD_DIM, m.shared.heads + (GROUP + 1) * HEAD_DIM,
+    attention.newest(m.shared.heads() + GROUP * HEAD_DIM, m.shared.heads() + (GROUP + 1) * HEAD_DIM,
                      lane_index() / GROUP_LANES == position % WARP_TOKENS);
-  attention.record(m.shared.partial);
+  attention.record(m.shared.partial());
   if (!m.meet(ok)) return false;
   // Merge the warps' records in their order; then either publish the result, or this member's part of it.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < GROUP * HALF_DIM; i += CONSUMERS) {
     const u32 h = i / HALF_DIM, pair = i % HALF_DIM;
-    const float* records = m.shared.partial + (h / WARP_HEADS * WARP_HEADS + h % WARP_HEADS) * RECORD;
+    const float* records = m.shared.partial() + (h / WARP_HEADS * WARP_HEADS + h % WARP_HEADS) * RECORD;
     float maximum = NEGATIVE, weight = 0, low = 0, high = 0;
 #pragma unroll 2
     for (u32 w = 0; w < TOKEN_WARPS; w++) maximum = max(maximum, records[w * HEAD_SPLITS * WARP_HEADS * RECORD + HEAD_DIM]);

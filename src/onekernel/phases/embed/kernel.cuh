@@ -30,23 +30,24 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
       });
       token = ok ? static_cast<u32>(got) : TOKEN_STOP;
     }
-    m.shared.words[WORD_TOKEN + threadIdx.x] = token;
+    m.shared.words()[WORD_TOKEN + threadIdx.x] = token;
   }
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  last = m.shared.words[WORD_TOKEN] & TOKEN_STOP;
+  last = m.shared.words()[WORD_TOKEN] & TOKEN_STOP;
   if (last) return true;
   // All layers turn by the same angles. Whoever reads them meets the others before.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < SEQUENCES * HEAD_DIM; i += CONSUMERS) {
     const u64 row = m.position(i / HEAD_DIM);
-    m.shared.rope[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
+    m.shared.rope()[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
   }
   const u32 rows = task.count * (task.flags & FLAG_ROWS_4 ? 4 : 8), first_row = task.first * (task.flags & FLAG_ROWS_4 ? 4 : 8);
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < rows / 2 * SEQUENCES; i += CONSUMERS) {
-    const u32 sequence = i / (rows / 2), row = i % (rows / 2) * 2, column = first_row + row;
+    const u32 sequence = SEQUENCES == 1 ? 0 : i / (rows / 2), row = (i - sequence * (rows / 2)) * 2, column = first_row + row;
     u32 pair = 0;
-    if (column < m.header.hidden) pair = embedding_pair(m, m.shared.words[WORD_TOKEN + sequence], column);
-    *reinterpret_cast<float2*>(m.shared.residual + sequence * m.header.max_hidden_rows + row) =
+    if (column < m.header.hidden) pair = embedding_pair(m, m.shared.words()[WORD_TOKEN + sequence], column);
+    *reinterpret_cast<float2*>(m.shared.residual() + sequence * m.header.max_hidden_rows + row) =
         make_float2(bf16_low(pair), bf16_high(pair));
     m.give_word(task.out_word + sequence * m.header.x_words + column / 2, pair);
   }

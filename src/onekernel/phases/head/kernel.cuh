@@ -37,7 +37,7 @@ struct Best {
 
 // Each warp's best so far, of one sequence: (MK_WARPS) in shared memory.
 __device__ __forceinline__ Best* warp_bests(const Machine& m, u32 sequence) {
-  return reinterpret_cast<Best*>(m.shared.words + WORD_BEST) + sequence * MK_WARPS;
+  return reinterpret_cast<Best*>(m.shared.words() + WORD_BEST) + sequence * MK_WARPS;
 }
 
 __device__ __forceinline__ void start_bests(const Machine& m) {
