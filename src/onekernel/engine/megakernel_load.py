@@ -18,15 +18,15 @@ from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.memory import pages_for
 from onekernel.engine.request import CancelToken
 from onekernel.errors import ConfigError, DeviceError, NumericError
-from onekernel.kernels.megakernel import MegakernelShape
+from onekernel.kernels.megakernel import MegakernelShape, consumer_warps
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import Plan, make_plan
 from onekernel.weights.arena import UNIT_BYTES
 
-CONSUMER_WARPS = (16, 8)
-"""Tried in this order: fewer need less shared memory."""
+FEWEST_WARPS = 8
+"""Computing warps of a CTA where shared memory has no room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def plan_megakernel(
 
 def _first_plan(config: ModelConfig, found: DeviceFacts, context: int, vocab_limit: int) -> Plan:
     """Return the plan with the most consumer warps; raises the ConfigError of the last try."""
-    for warps in CONSUMER_WARPS:
+    for warps in (consumer_warps(architecture(found), sequences=1), FEWEST_WARPS):
         limits = Limits(
             ctas=found.sm_count,
             max_context=context,
