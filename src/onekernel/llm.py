@@ -124,11 +124,18 @@ class LLM:
     def _submit(
         self, prompt: Prompt, params: SamplingParams | None, progress: Progress, template: Mapping[str, Any]
     ) -> Submit:
-        ids, splitter = encode(self.tokenizer, prompt, template)
+        encoded = encode(self.tokenizer, prompt, template)
         engine = self._loaded.engine
 
         def submit(deliver: Deliver) -> CancelToken:
-            return engine.submit(ids, params or SamplingParams(), deliver, progress=progress, splitter=splitter)
+            return engine.submit(
+                encoded.token_ids,
+                params or SamplingParams(),
+                deliver,
+                progress=progress,
+                splitter=encoded.splitter,
+                continues=encoded.continues,
+            )
 
         return submit
 

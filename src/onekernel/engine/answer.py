@@ -15,12 +15,18 @@ class Answer:
     """One growing answer. Feed it tokens with `push` until `finish_reason` is set, then call `finish` once."""
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, end_ids: frozenset[int], splitter: ThinkingSplitter | None
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        splitter: ThinkingSplitter | None,
+        *,
+        continues: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        self._end_ids = end_ids
+        self.end_ids = end_ids
         self._with_logprobs = params.logprobs is not None
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, continues=continues)
         self._stops = StopMatcher(params.stop)
         self._splitter = splitter
         self._text: list[str] = []
@@ -43,7 +49,7 @@ class Answer:
     def push(self, token: DecodedToken) -> list[Delta]:
         """Take one token; return its deltas, the first of which carries its id and log probability."""
         self.sampled_tokens += 1
-        if token.token_id in self._end_ids:
+        if token.token_id in self.end_ids:
             self.finish_reason = "stop"
             return []
         self.token_ids.append(token.token_id)

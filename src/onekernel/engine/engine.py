@@ -42,7 +42,7 @@ class _Job:
     prompt: tuple[int, ...]
     params: SamplingParams
     sampling: Sampling
-    splitter: ThinkingSplitter | None
+    answer: Answer
     deliver: Deliver
     progress: Progress
     cancel: CancelToken = field(default_factory=CancelToken)
@@ -85,14 +85,18 @@ class Engine:
         *,
         progress: Progress = lambda done, total: None,
         splitter: ThinkingSplitter | None = None,
+        continues: bool = True,
     ) -> CancelToken:
         """Queue a request and return the token that cancels it.
 
         Raises ConfigError (empty prompt, ids outside the vocabulary), ContextLengthError or EngineClosedError before
-        anything is queued. progress(done, total) counts prompt tokens.
+        anything is queued. progress(done, total) counts prompt tokens. `splitter` and `continues` say how to read the
+        answer, see `engine.prompt.Encoded`.
         """
         self._check(prompt, params)
-        job = _Job(prompt, params, params.resolve(self.generation_config), splitter, deliver, progress)
+        sampling = params.resolve(self.generation_config)
+        answer = Answer(self.tokenizer, params, self._ends(params), splitter, continues=continues)
+        job = _Job(prompt, params, sampling, answer, deliver, progress)
         with self._lock:
             self._refuse_if_closed()
             self._jobs.put(job)
@@ -112,6 +116,10 @@ class Engine:
         self.backend.close()
         if self._on_close is not None:
             self._on_close()
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """Return the ids that end an answer."""
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
 
     def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
         config, context = self.backend.config, self.backend.max_context
@@ -183,10 +191,7 @@ class Engine:
         started = time.perf_counter()
         room = backend.max_context - len(prompt)
         limit = min(room, job.params.max_tokens or room)
-        ends = frozenset(job.params.stop_token_ids)
-        if not job.params.ignore_eos:
-            ends |= self.tokenizer.eos_token_ids
-        answer = Answer(self.tokenizer, job.params, ends, job.splitter)
+        answer = job.answer
         times: list[float] = []
         sequence = backend.open(prompt, len(prompt) + limit)
         try:
@@ -194,7 +199,7 @@ class Engine:
             backend.prefill(sequence, job.cancel, job.progress)
             prefilled = time.perf_counter()
             job.state = State.DECODE
-            with closing(backend.decode(sequence, job.sampling, limit, ends, job.cancel)) as tokens:
+            with closing(backend.decode(sequence, job.sampling, limit, answer.end_ids, job.cancel)) as tokens:
                 for token in tokens if not job.cancel.is_set else ():
                     times.append(time.perf_counter())
                     for delta in answer.push(token):

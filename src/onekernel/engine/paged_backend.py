@@ -59,6 +59,11 @@ class PagedBackend:
         self._pages = PageAllocator(cache.num_pages, cache.pages[:, 0].nbytes)
         self._rope = rope
 
+    @property
+    def free_pages(self) -> int:
+        """Pages of the cache that no sequence holds."""
+        return self._pages.free_pages
+
     def open(self, prompt: Sequence[int], total_tokens: int) -> SequenceState:
         """Reserve pages for a sequence of at most `total_tokens`; raises MemoryLimitError if there are too few."""
         rope = self._rope

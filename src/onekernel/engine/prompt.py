@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from onekernel.errors import ConfigError
@@ -19,10 +20,18 @@ def is_one_prompt(prompt: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], (int, Mapping)))
 
 
-def encode(
-    tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]
-) -> tuple[tuple[int, ...], ThinkingSplitter | None]:
-    """Return token ids, and a splitter if the answer may think aloud (only with a chat template).
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as ids, and how to read its answer: with a splitter if it may think aloud."""
+
+    token_ids: tuple[int, ...]
+    splitter: ThinkingSplitter | None = None
+    continues: bool = True
+    """Whether the answer goes on with the prompt's text, so that its leading space counts; a chat's starts anew."""
+
+
+def encode(tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
+    """Return a prompt's token ids and how to read its answer.
 
     Raises ConfigError for something that is no prompt, TemplateError from the template.
     """
@@ -31,11 +40,11 @@ def encode(
             raise ConfigError(
                 f"{', '.join(template)} go to the chat template, but the prompt is plain text; give messages"
             )
-        return tuple(tokenizer.encode_prompt(prompt)), None
+        return Encoded(tuple(tokenizer.encode_prompt(prompt)))
     if all(isinstance(part, Mapping) for part in prompt) and prompt:
         messages = cast("Sequence[Message]", prompt)
         ids = tuple(tokenizer.encode_chat(messages, **template))
-        return ids, tokenizer.thinking_splitter(ids)
+        return Encoded(ids, tokenizer.thinking_splitter(ids), continues=False)
     if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
-        return tuple(cast("Sequence[int]", prompt)), None
+        return Encoded(tuple(cast("Sequence[int]", prompt)))
     raise ConfigError(f"a prompt is a string, a list of token ids or a list of messages, not {prompt!r:.80}")
