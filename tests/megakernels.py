@@ -36,9 +36,9 @@ NOISE = 0.05
 deviation: bf16 between phases moves a logit by about 1 % of that."""
 
 
-def checkpoint_of(name: str, folder: Path) -> tuple[Checkpoint, ModelConfig]:
+def checkpoint_of(name: str, folder: Path, **changes: Any) -> tuple[Checkpoint, ModelConfig]:
     """Make a model of tests/oracle.py and open it."""
-    oracle.make(name, folder)
+    oracle.make(name, folder, **changes)
     checkpoint = open_checkpoint(str(folder))
     return checkpoint, model_config(checkpoint.settings.config)
 
@@ -133,6 +133,7 @@ class Reference:
 
     model: Model
     context: int = CONTEXT
+    """Tokens that the RoPE table is made for; only dynamic scaling looks at it."""
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
         """Return logits, (len(answer), vocab_size), before each token of an answer that is given: one token a step."""
