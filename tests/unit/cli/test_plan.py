@@ -48,7 +48,7 @@ def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[st
     assert main(["plan", str(smollm2_gguf), "--ctas", "78", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["phases"]) == 6 * 30 + 3
-    assert found["imbalance"] < 1.005
+    assert found["imbalance"] < 1.03
 
 
 @pytest.mark.parametrize(
