@@ -42,7 +42,7 @@ def attention(
         q, keys, values = q.float(), keys.float(), values.float()
     if tokens == 1:  # the query heads of one KV head are the rows of one product: no mask, no repeated keys
         group = q.view(1, kv_heads, -1, head_dim)
-        return F.scaled_dot_product_attention(group, keys[None], values[None]).view(1, -1).float()
+        return F.scaled_dot_product_attention(group, keys[None], values[None]).reshape(1, -1).float()
     mixed = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], keys[None], values[None], attn_mask=_causal(tokens, start, keys), enable_gqa=True
     )
