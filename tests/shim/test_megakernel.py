@@ -6,8 +6,8 @@ A build of the kernel takes the shim some seconds, so most of the shapes are in 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,85 +19,17 @@ from onekernel.config import ModelConfig
 from onekernel.device.shim import ShimKernel
 from onekernel.device.shim_build import Build
 from onekernel.device.spec import KERNELS, KernelSpec
-from onekernel.device.watch import Watch
-from onekernel.engine.megakernel import Megakernel
 from onekernel.errors import DeviceError
 from onekernel.models.model import Model, ModelWeights, Place
-from onekernel.models.packed import PackedModel, pack
+from onekernel.models.packed import pack
 from onekernel.phases.attention.rope import rope_table
 from onekernel.plan.abi import Kind
-from onekernel.plan.plan import Plan
-from tests.megakernels import (
-    CONTEXT,
-    Reference,
-    checkpoint_of,
-    prompt_of,
-    put_together,
-    small_plan,
-    weights_of,
-)
+from tests.megakernels import CONTEXT, LOGITS, Case, checkpoint_of, prompt_of, published, small_plan, weights_of
 from tests.unit.plan.models import CONFIGS, random_weights
 
 pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.usefixtures("host_compiler")]
 
-LOGITS = 2e-2
-"""Relative L2 of the last logits: bf16 between phases, in both."""
-
 SLOW = pytest.mark.slow
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a launch gave: for each sequence its tokens and the logits before the last of them."""
-
-    tokens: list[list[int]]
-    logits: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model, its packed weights for a plan, and the kernel's load."""
-
-    config: ModelConfig
-    weights: ModelWeights
-    plan: Plan
-    packed: PackedModel
-    stages: int = 5
-
-    @property
-    def reference(self) -> Reference:
-        return Reference(Model(self.config, self.weights))
-
-    def megakernel(self, load: Callable[[KernelSpec], ShimKernel] = ShimKernel, max_turns: int = 0) -> Megakernel:
-        made = put_together(self.plan, self.packed, load, stages=self.stages)
-        if max_turns:
-            made.watch = Watch.create(CPU, self.plan.limits.ctas, made.shape.threads, max_turns)
-        return made
-
-    def run(self, megakernel: Megakernel, prompts: Sequence[Sequence[int]], limit: int, **options: Any) -> Made:
-        """Prefill with the reference into a poisoned cache with scattered pages, then launch."""
-        table_pages = self.plan.limits.table_pages
-        order = torch.randperm(megakernel.cache.num_pages, generator=torch.Generator().manual_seed(4))
-        table = order[: len(prompts) * table_pages].view(len(prompts), -1)
-        megakernel.cache.pages.fill_(float("nan"))
-        megakernel.logits.fill_(float("nan"))
-        model, rope = Model(self.config, self.weights), rope_table(self.config, CONTEXT)
-        for prompt, pages in zip(prompts, table, strict=True):
-            if len(prompt) > 1:
-                model.extend(prompt[:-1], Place(megakernel.cache, pages, rope, 0))
-        first, positions = [prompt[-1] for prompt in prompts], [len(prompt) - 1 for prompt in prompts]
-        megakernel.launch(first, positions, table.int().contiguous(), limit, want_logits=True, **options)
-        megakernel.check()
-        slots = [[megakernel.read(i, s) for i in range(limit)] for s in range(len(prompts))]
-        return Made([[slot.token_id for slot in of if slot] for of in slots], megakernel.logits.clone())
-
-    def check(self, prompts: Sequence[Sequence[int]], made: Made, limit: int) -> None:
-        for prompt, tokens, logits in zip(prompts, made.tokens, made.logits, strict=True):
-            assert len(tokens) == limit
-            self.reference.check_greedy(prompt, tokens)
-            want = self.reference.logits(prompt, tokens)[-1]
-            assert float((logits - want).norm() / want.norm()) < LOGITS
 
 
 @cache
@@ -110,13 +42,13 @@ def oracle_weights(name: str, folder: Path) -> tuple[ModelConfig, ModelWeights]:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     """Make a case of a model of tests/oracle.py or tests/unit/plan/models.py; options go to its plan."""
 
-    def make(name: str, ctas: int = 3, stages: int = 5, **options: Any) -> Case:
+    def make(name: str, ctas: int = 3, **options: Any) -> Case:
         if name in CONFIGS and name != "llama":
             config, weights = CONFIGS[name], random_weights(CONFIGS[name])
         else:
             config, weights = oracle_weights(name, tmp_path_factory.getbasetemp())
         plan = small_plan(config, ctas, **options)
-        return Case(config, weights, plan, pack(weights, config, plan.layout), stages)
+        return Case(config, weights, plan, pack(weights, config, plan.layout))
 
     return make
 
@@ -144,7 +76,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
 def test_whole_answers(case: Callable[..., Case], name: str, prompt_tokens: int) -> None:
     it = case(name)
     prompts = [prompt_of(it.config, prompt_tokens)]
-    it.check(prompts, it.run(it.megakernel(), prompts, 6), 6)
+    it.check(prompts, it.run(it.megakernel(ShimKernel), prompts, 6), 6)
 
 
 @pytest.mark.parametrize("prompt_tokens", [124, pytest.param(60, marks=SLOW)])
@@ -152,7 +84,7 @@ def test_an_answer_that_passes_a_page_and_makes_a_member_more(case: Callable[...
     """With blocks of one page and 6 CTAs for 2 heads the cache is shared by 1, 2, then 3 members."""
     it = case("llama", 6)
     prompts = [prompt_of(it.config, prompt_tokens, seed=2)]
-    it.check(prompts, it.run(it.megakernel(), prompts, 8), 8)
+    it.check(prompts, it.run(it.megakernel(ShimKernel), prompts, 8), 8)
 
 
 @pytest.mark.parametrize("ctas", [1, pytest.param(2, marks=SLOW), 5, pytest.param(9, marks=SLOW)])
@@ -160,16 +92,16 @@ def test_any_number_of_ctas(case: Callable[..., Case], ctas: int) -> None:
     """One CTA has all heads; nine have more than there are hidden tiles for some phases."""
     it = case("llama", ctas)
     prompts = [prompt_of(it.config, 70)]
-    it.check(prompts, it.run(it.megakernel(), prompts, 4), 4)
+    it.check(prompts, it.run(it.megakernel(ShimKernel), prompts, 4), 4)
 
 
 def test_other_partitions_give_the_same_bits_on_the_same_build(case: Callable[..., Case]) -> None:
     it = case("llama", 4)
     prompts = [prompt_of(it.config, 130)]
-    made = it.run(it.megakernel(), prompts, 4)
+    made = it.run(it.megakernel(ShimKernel), prompts, 4)
     for options in ({"partition": "even"}, {"order": (2, 0, 3, 1)}, {"partition": "even", "order": (3, 2, 1, 0)}):
         other = case("llama", 4, **options)
-        again = other.run(other.megakernel(), prompts, 4)
+        again = other.run(other.megakernel(ShimKernel), prompts, 4)
         assert again.tokens == made.tokens
         assert torch.equal(again.logits, made.logits)
 
@@ -178,7 +110,7 @@ def test_other_partitions_give_the_same_bits_on_the_same_build(case: Callable[..
 def test_tiles_of_four_rows(case: Callable[..., Case], name: str) -> None:
     it = case(name, tile_rows=4)
     prompts = [prompt_of(it.config, 70)]
-    it.check(prompts, it.run(it.megakernel(), prompts, 4), 4)
+    it.check(prompts, it.run(it.megakernel(ShimKernel), prompts, 4), 4)
 
 
 @SLOW
@@ -188,10 +120,10 @@ def test_eight_sequences(case: Callable[..., Case], name: str, tile_rows: int) -
     """Of different lengths, one of which ends early; the others do not notice."""
     it = case(name, 3, tile_rows=tile_rows, limits={"sequences": 8, "num_pages": 24})
     prompts = [prompt_of(it.config, n, seed=n) for n in (1, 2, 64, 65, 70, 100, 128, 140)]
-    made = it.run(it.megakernel(), prompts, 4)
+    made = it.run(it.megakernel(ShimKernel), prompts, 4)
     it.check(prompts, made, 4)
     stop = made.tokens[3][1]
-    stopped = it.run(it.megakernel(), prompts, 4, stop_ids=[stop])
+    stopped = it.run(it.megakernel(ShimKernel), prompts, 4, stop_ids=[stop])
     for before, after in zip(made.tokens, stopped.tokens, strict=True):
         end = before.index(stop) + 1 if stop in before else 4
         assert after == before[:end]
@@ -208,26 +140,18 @@ def test_every_order_of_threads_gives_the_same_bits(case: Callable[..., Case]) -
 def test_a_stop_id_ends_the_launch(case: Callable[..., Case]) -> None:
     it = case("llama")
     prompts = [prompt_of(it.config, 70)]
-    tokens = it.run(it.megakernel(), prompts, 6).tokens[0]
-    stopping = it.megakernel()
+    tokens = it.run(it.megakernel(ShimKernel), prompts, 6).tokens[0]
+    stopping = it.megakernel(ShimKernel)
     assert it.run(stopping, prompts, 6, stop_ids=[tokens[2], 299]).tokens[0] == tokens[: tokens.index(tokens[2]) + 1]
     last = [stopping.read(i) for i in range(tokens.index(tokens[2]) + 1)]
     assert [slot.last for slot in last if slot] == [False] * (len(last) - 1) + [True]
-
-
-def published(megakernel: Megakernel, name: str, phase: int, values: int) -> torch.Tensor:
-    """The bf16 pairs in a buffer of the exchange, all of which carry the tag of `phase` of token 0."""
-    buffer = next(buffer for buffer in megakernel.plan.buffers if buffer.name == name)
-    words = megakernel.exchange[buffer.word : buffer.word + -(-values // 2)]
-    assert (words >> 32 == phase + 1).all()
-    return (words & 0xFFFFFFFF).int().view(torch.bfloat16)[:values].float()
 
 
 @pytest.mark.parametrize("name", ["llama-bias", pytest.param("qwen3", marks=SLOW)])
 def test_after_every_phase_the_exchange_holds_what_the_reference_computes(case: Callable[..., Case], name: str) -> None:
     """Each phase is the last one of a launch; several members share the cache, so combine has work."""
     it = case(name, 6)
-    config, megakernel, prompt = it.config, it.megakernel(), prompt_of(it.config, 70)
+    config, megakernel, prompt = it.config, it.megakernel(ShimKernel), prompt_of(it.config, 70)
     model, rope = Model(config, it.weights), rope_table(config, CONTEXT)
     it.run(megakernel, [prompt], 1, stop_after=0)
     pages = torch.randperm(megakernel.cache.num_pages, generator=torch.Generator().manual_seed(4))
@@ -297,12 +221,14 @@ def test_a_planted_fault_is_caught(case: Callable[..., Case], tmp_path: Path, na
 
     To come too early for an append the loader must be a whole token ahead: few weights a CTA, and a ring that is large.
     """
-    it = case("llama", 9, stages=40) if "append" in name else case("llama", 4)
+    ctas, stages = (9, 40) if "append" in name else (4, 5)
+    it = case("llama", ctas)
     prompts = [prompt_of(it.config, 70)]
-    good = it.run(it.megakernel(), prompts, 3)
+    good = it.run(it.megakernel(ShimKernel, stages=stages), prompts, 3)
     for seed in range(8):
         megakernel = it.megakernel(
             lambda spec, s=seed: ShimKernel(faulty(spec, tmp_path / str(s), *FAULTS[name]), seed=s, timeout_s=10.0),
+            stages=stages,
             max_turns=20 * 1024,
         )
         try:
@@ -323,7 +249,7 @@ def test_a_plan_that_reuses_a_buffer_too_early_is_caught(case: Callable[..., Cas
     tasks["in_word"][tasks["kind"] == Kind.OUT] = second
     wrong = replace(it, plan=replace(it.plan, tasks=tasks, header=header))
     with pytest.raises(DeviceError, match=f"waited for value {second}: expected 2, saw 4, gave up"):
-        wrong.run(wrong.megakernel(max_turns=20 * 1024), [prompt_of(it.config, 70)], 1)
+        wrong.run(wrong.megakernel(ShimKernel, max_turns=20 * 1024), [prompt_of(it.config, 70)], 1)
 
 
 @SLOW

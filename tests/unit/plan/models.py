@@ -42,18 +42,21 @@ CONFIGS: dict[str, ModelConfig] = {
 }
 
 
-def random_weights(config: ModelConfig, seed: int = 0) -> ModelWeights:
-    """Weights in bf16 (norms float32) that every phase depends on."""
-    generator = torch.Generator().manual_seed(seed)
+def random_weights(config: ModelConfig, seed: int = 0, device: str = "cpu") -> ModelWeights:
+    """Weights in bf16 (norms float32) that every phase depends on; other ones on another kind of device."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normals(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * gain * columns**-0.5).bfloat16()
+        return (normals(rows, columns) * gain * columns**-0.5).bfloat16()
 
     def vector(size: int, wanted: bool) -> torch.Tensor | None:
-        return (torch.randn(size, generator=generator) * 0.3).bfloat16() if wanted else None
+        return (normals(size) * 0.3).bfloat16() if wanted else None
 
     def norm(size: int) -> torch.Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=generator)
+        return 1 + 0.3 * normals(size)
 
     hidden, inner, qkv = config.hidden_size, config.intermediate_size, config.q_size + 2 * config.kv_size
     layers = tuple(
