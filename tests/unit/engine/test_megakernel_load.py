@@ -45,9 +45,11 @@ def test_a_supported_gpu_gets_a_plan_for_all_its_processors() -> None:
 
 
 def test_little_shared_memory_gets_fewer_warps() -> None:
-    plan = planned(LLAMA_8B, shared_bytes_per_block=101376, capability=(12, 0)).plan
+    plan = planned(LLAMA_8B, shared_bytes_per_block=101376).plan
     assert plan is not None
     assert plan.limits.consumer_warps == 8 and plan.shared.total_bytes <= 101376
+    blackwell = planned(shared_bytes_per_block=101376, capability=(12, 0)).plan
+    assert blackwell is not None and blackwell.limits.consumer_warps == 12
 
 
 @pytest.mark.parametrize(
