@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from onekernel.errors import TemplateError
+from onekernel.errors import ModelError, TemplateError
 from onekernel.text import gguf_vocab, hf_vocab
 from onekernel.text.chat_template import ChatTemplate
 from onekernel.text.special_text import SpecialText
@@ -21,7 +21,8 @@ class Tokenizer:
     """The tokenizer of a model. Every method may be called from any thread.
 
     `config` and `generation_config` are the model's settings by Hugging Face's names; only `bos_token_id` and
-    `eos_token_id` are read. Raises ModelError if the vocabulary's decoder is of an unsupported kind.
+    `eos_token_id` are read. Raises ModelError if the vocabulary's decoder is of an unsupported kind or an
+    `eos_token_id` is no id.
     """
 
     def __init__(self, vocab: Vocab, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> None:
@@ -151,7 +152,10 @@ def _ids(settings: Mapping[str, Any]) -> frozenset[int]:
     value = settings.get("eos_token_id")
     if value is None:
         return frozenset()
-    return frozenset(value if isinstance(value, (list, tuple)) else [value])
+    ids = value if isinstance(value, (list, tuple)) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ModelError(f"eos_token_id is {value!r}; it must be a token id or a list of them: fetch the file again")
+    return frozenset(ids)
 
 
 def _first_id(*candidates: Any) -> int | None:

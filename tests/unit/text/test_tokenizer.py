@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from onekernel.errors import TemplateError
+from onekernel.errors import ModelError, TemplateError
 from onekernel.text.tokenizer import Tokenizer
+from onekernel.text.vocab import placeholder
 from tests.unit.text.conftest import Load
 from tests.unit.text.conversations import assistant, system, user
 from tests.unit.text.families import FAMILIES, PAIRS
@@ -145,3 +146,9 @@ def test_placeholder_words_are_ids() -> None:
     assert tokenizer.vocab_limit == 1000
     assert tokenizer.eos_token_ids == frozenset()
     assert tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize("value", ["</s>", [2, "</s>"], {"id": 2}, True, 2.0])
+def test_an_end_of_sequence_id_that_is_no_id_is_refused(value: Any) -> None:
+    with pytest.raises(ModelError, match=r"eos_token_id is .*a token id or a list of them"):
+        Tokenizer(placeholder(10), {}, {"eos_token_id": value})
