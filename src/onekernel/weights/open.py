@@ -34,6 +34,8 @@ def open_checkpoint(
     there is no such model or its files are damaged, UnsupportedModelError for kinds that are not built in (for a hub id
     before the weights are fetched), HubError if fetching fails.
     """
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError(f"load_format is {load_format!r}; it must be auto or dummy")
     path = _path(model)
     if revision is not None and path.exists():
         raise ConfigError(f"revision {revision!r} was given, but {model} is a local path; revisions are for hub ids")

@@ -156,3 +156,9 @@ def test_opening_a_local_model_loads_no_http_client(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with pytest.raises(ConfigError, match="load_format is 'random'; it must be auto or dummy"):
+        open_checkpoint(str(tmp_path), load_format="random")  # type: ignore[arg-type]
