@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onekernel.cli.console import Console
+from onekernel.errors import ConfigError
 
 PROMPT = "> "
 
@@ -49,7 +50,12 @@ def _key_bindings() -> Any:
 
 
 def _read_piped() -> str:
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"standard input is not {error.encoding.upper()} text: byte {error.object[error.start]:#04x}"
+        ) from None
     if not line:
         raise EOFError
     return line.removesuffix("\n")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -59,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
+            prog=f"onekernel {name}",
             usage=f"onekernel {name} {module.USAGE}",
             help=module.HELP,
             description=module.__doc__,
@@ -73,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a usage error and `--help` raise SystemExit, as argparse does."""
+    _open_closed_streams()
     args = build_parser().parse_args(argv)
     console = Console(verbose=args.verbose)
     for stream in (sys.stdout, sys.stderr):
@@ -87,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush at exit
         return 1
     except KeyboardInterrupt:
+        _ignore_interrupts()
         console.note("interrupted")
         return 130
     except OnekernelError as error:
@@ -97,6 +102,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         console.clear_bar()
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams this process was started without, as by `2>&-`, on nothing.
+
+    Python has None for them, to which print writes on stdout, and a model's file would get their free numbers.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _ignore_interrupts() -> None:
+    """Let a second Ctrl-C not turn the end of an interrupted command into a traceback."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _report_unexpected(error: Exception, verbose: bool, console: Console) -> None:

@@ -7,6 +7,7 @@ each hand-over; both are parameters, and the defaults are an H200's, measured.
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from onekernel.cli.console import Console
@@ -43,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; return the exit code."""
     name, options = model_name(args), engine_config(args)
-    if args.read_gbps <= 0 or min(args.hand_over_us) < 0:
-        raise ConfigError("--read-gbps must be positive, and --hand-over-us not negative")
+    low, high = args.hand_over_us
+    if not (0 < args.read_gbps < math.inf and 0 <= low <= high < math.inf):
+        raise ConfigError(
+            f"--read-gbps is {args.read_gbps} and --hand-over-us {low} {high}; give a positive number, and a range "
+            "from 0 up, the lower end first"
+        )
 
     import json
     from pathlib import Path

@@ -18,7 +18,8 @@ def timings_line(completion: Completion, load_s: float) -> str:
     decode = f"({usage.completion_tokens} tokens)"
     if timings.decode_tokens_per_s:
         decode = f"{_rate(timings.decode_tokens_per_s)} {decode}"
-    return f"load {load_s:.1f} s | {prompt} | TTFT {timings.ttft_ms:.0f} ms | decode {decode} | seed {completion.seed}"
+    first = f"TTFT {timings.ttft_ms:.0f} ms" if usage.completion_tokens else "no token"
+    return f"load {load_s:.1f} s | {prompt} | {first} | decode {decode} | seed {completion.seed}"
 
 
 def completion_json(completion: Completion, llm: LLM) -> dict[str, Any]:

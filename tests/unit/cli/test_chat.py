@@ -40,6 +40,14 @@ def test_every_question_comes_with_what_was_said_before(chat: Chat) -> None:
     assert contents(llm) == ["a", "One", "b"]
 
 
+def test_a_pipe_of_bytes_that_are_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    assert run(FakeLLM(), ["chat", "model"]) == 2
+    assert "error: standard input is not UTF-8 text: byte 0xff\n" in capsys.readouterr().err
+
+
 def test_thinking_is_not_sent_back(chat: Chat) -> None:
     llm = FakeLLM([Script(("~hm", "One")), Script(("Two",))])
     _, out, err = chat(llm, "a", "b")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from onekernel.cli.report import timings_line
+from onekernel.engine.request import Completion, Timings, Usage
 from tests.unit.cli.fakes import FakeLLM, Script, run
 
 USER = {"role": "user", "content": "Hi?"}
@@ -189,3 +191,8 @@ def test_an_answer_that_fails_midway_keeps_what_was_shown(capsys: pytest.Capture
 def test_an_answer_of_one_token_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     run(FakeLLM([Script(("Hello",))]), ["generate", "model", "-p", "Hi?"])
     assert capsys.readouterr().err.endswith("| decode (1 tokens) | seed 123\n")
+
+
+def test_an_answer_stopped_before_its_first_token_has_no_time_to_it() -> None:
+    completion = Completion("", "", (), "cancelled", Usage(3, 0), Timings(prefill_tokens=2), seed=7)
+    assert timings_line(completion, 1.0) == "load 1.0 s | prompt 3 tokens | no token | decode (0 tokens) | seed 7"

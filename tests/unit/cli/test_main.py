@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -207,3 +208,30 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert time.monotonic() - start < 5  # the whole answer would take 10 s
     assert errors.splitlines() == ["device cpu (fake)"]
+
+
+def test_a_second_ctrl_c_while_the_command_ends_is_no_traceback(failing: Any) -> None:
+    failing(KeyboardInterrupt())
+    assert main(["env"]) == 130
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_standard_stream_that_is_closed_is_an_empty_one(closed: int) -> None:
+    """As in `onekernel generate ... 2>&-`: notes must not end up between the data."""
+    command = f'exec "$0" -m onekernel info SmolLM2-135M --load-format dummy --device cpu {closed}>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("" if closed == 1 else "model ")
+
+
+def test_notes_for_a_closed_stderr_are_not_on_stdout() -> None:
+    command = 'exec "$0" -m onekernel info /no/such/model 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_usage_error_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "model", "--temp", "warm"])
+    assert "\nonekernel generate: error: argument --temp" in capsys.readouterr().err

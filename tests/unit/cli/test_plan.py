@@ -56,7 +56,10 @@ def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[st
     [
         (["--ctas", "0"], "ctas is 0; it must be at least 1"),
         (["--sequences", "3"], "sequences is 3; a kernel is built for 1 or 8"),
-        (["--read-gbps", "0"], "--read-gbps must be positive"),
+        (["--read-gbps", "0"], "--read-gbps is 0.0"),
+        (["--read-gbps", "inf", "--json"], "--read-gbps is inf"),
+        (["--hand-over-us", "nan", "1"], "--hand-over-us nan 1.0"),
+        (["--hand-over-us", "2", "1"], "the lower end first"),
         (["--ctx-size", "999999999"], "the model allows 131072"),
     ],
 )
