@@ -24,6 +24,9 @@ DEFAULT_CONTEXT_TOKENS = 8192
 
 MAX_TOP_LOGPROBS = 20
 
+MAX_THREADS = 1024
+"""CPU threads that may be asked for; far more of them crash PyTorch instead of failing."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -144,12 +147,14 @@ class EngineConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_context is not None and self.max_context < 0:
+        if isinstance(self.max_context, int) and self.max_context < 0:
             raise ConfigError(f"max_context is {self.max_context}; give 0 for the model's maximum or at least 2 tokens")
+        _whole("max_context", self.max_context, 0, None)
         if self.max_context == 1:
             raise ConfigError("max_context is 1; a prompt token and an answer token need at least 2")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads is {self.threads}; it must be at least 1")
+        _whole("threads", self.threads, 1, MAX_THREADS)
+        if not isinstance(self.device, str):
+            raise ConfigError(f'device is {self.device!r}; it must be "auto", "cpu", "cuda" or "cuda:N"')
         if self.dtype not in ("auto", "bfloat16", "float32"):
             raise ConfigError(f"dtype is {self.dtype!r}; it must be auto, bfloat16 or float32")
         if self.backend not in ("auto", "reference", "megakernel"):
@@ -215,12 +220,14 @@ class SamplingParams:
     """True: go on after an end-of-sequence token."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", _tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise ConfigError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers")
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
         _whole("max_tokens", self.max_tokens, 1, None)
         _real("temperature", self.temperature, 0.0, 100.0)
         _whole("top_k", self.top_k, 0, None)
@@ -323,6 +330,12 @@ def sampling_fields() -> tuple[str, ...]:
 
 def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise ConfigError(f"{name} is {value!r}; it must be a list")
+    return tuple(value)
 
 
 def _whole(name: str, value: object, low: int, high: int | None) -> None:

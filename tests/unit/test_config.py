@@ -196,7 +196,7 @@ def test_contexts_the_model_does_not_allow() -> None:
     [
         ({"max_context": -1}, "max_context is -1; give 0 .* or at least 2"),
         ({"max_context": 1}, "max_context is 1"),
-        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"threads": 0}, "threads is 0; it must be a whole number from 1"),
         ({"dtype": "float16"}, "dtype is 'float16'; it must be auto, bfloat16 or float32"),
         ({"backend": "cuda"}, "backend is 'cuda'; it must be auto, reference or megakernel"),
     ],
@@ -204,3 +204,28 @@ def test_contexts_the_model_does_not_allow() -> None:
 def test_engine_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threads": 100_000},
+        {"threads": True},
+        {"threads": 1.5},
+        {"max_context": 2.5},
+        {"max_context": "8"},
+        {"device": None},
+        {"max_context": -1},
+    ],
+)
+def test_engine_values_of_the_wrong_kind_are_refused_before_anything_runs(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        EngineConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stop": 5}, {"stop": None}, {"stop_token_ids": 5}, {"logit_bias": 5}, {"ignore_eos": "x"}]
+)
+def test_sampling_values_of_the_wrong_kind_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        SamplingParams(**wrong)

@@ -93,6 +93,12 @@ class Engine:
         anything is queued. progress(done, total) counts prompt tokens. `splitter` and `continues` say how to read the
         answer, see `engine.prompt.Encoded`.
         """
+        if threading.current_thread() is self._thread:
+            raise EngineClosedError(
+                "a request was submitted from a callback on the engine's own thread, which it would block"
+            )
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"the sampling parameters are {params!r:.80}; give a SamplingParams")
         self._check(prompt, params)
         sampling = params.resolve(self.generation_config)
         answer = Answer(self.tokenizer, params, self._ends(params), splitter, continues=continues)

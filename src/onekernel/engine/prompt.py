@@ -16,8 +16,13 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def is_one_prompt(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Return whether this is a single prompt rather than a list of them."""
+    """Return whether this is a single prompt rather than a list of them; raises ConfigError if it is neither."""
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
+        raise ConfigError(_KINDS.format(prompt))
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], (int, Mapping)))
+
+
+_KINDS = "a prompt is a string, a list of token ids or a list of messages, not {!r:.80}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]) ->
 
     Raises ConfigError for something that is no prompt, TemplateError from the template.
     """
+    is_one_prompt(prompt)
     if isinstance(prompt, str):
         if template:
             raise ConfigError(
@@ -47,4 +53,4 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]) ->
         return Encoded(ids, tokenizer.thinking_splitter(ids), continues=False)
     if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
         return Encoded(tuple(cast("Sequence[int]", prompt)))
-    raise ConfigError(f"a prompt is a string, a list of token ids or a list of messages, not {prompt!r:.80}")
+    raise ConfigError(_KINDS.format(prompt))

@@ -89,7 +89,7 @@ def test_a_value_out_of_range_is_named_with_flag_and_range(arguments: str, messa
     [
         ("-c 1", "--ctx-size is 1; a prompt token"),
         ("-c -5", "--ctx-size is -5; give 0"),
-        ("-t 0", "--threads is 0; it must be at least 1"),
+        ("-t 0", "--threads is 0; it must be a whole number from 1"),
         ("--dtype int3", "--dtype is 'int3'; it must be"),
         ("--backend fast", "--backend is 'fast'; it must be"),
     ],

@@ -339,3 +339,19 @@ def test_timings_add_up(start: Start) -> None:
     assert timings.decode_tokens == 5 and timings.prefill_tokens == 699
     assert timings.decode_ms >= 35 and timings.ttft_ms >= 10
     assert timings.decode_tokens_per_s == pytest.approx(4e3 / timings.decode_ms)
+
+
+@pytest.mark.timeout(20)
+def test_a_request_from_a_callback_is_refused_instead_of_waiting_for_itself(start: Start) -> None:
+    engine, _ = start([65, 66])
+    caught: list[BaseException] = []
+
+    def progress(done: int, total: int) -> None:
+        try:
+            ask(engine)
+        except EngineClosedError as error:
+            caught.append(error)
+
+    stream = AnswerStream(lambda deliver: engine.submit((1, 2, 3), SamplingParams(), deliver, progress=progress))
+    assert stream.result().text == "AB"
+    assert "own thread" in str(caught[0])

@@ -33,6 +33,8 @@ __device__ __forceinline__ bool take_bests(const Machine& m, const Task& task) {
 // `stopped` holds a bit for each sequence that has ended; only thread 0 of the choosing CTA uses it. Whatever ends an
 // answer is folded into the token's word here, so that all CTAs agree; the host's cancel word is read by nobody else.
 __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task, u32& stopped) {
+  // Thread 0 may still be publishing the head's bests from the words that the warps write next.
+  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   if (!m.meet(take_bests(m, task))) return false;
   if (threadIdx.x > 0) return true;
   const bool all_end = m.token + 1 == m.launch.limit || load_relaxed_sys(m.launch.cancel) != 0;
