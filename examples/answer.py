@@ -6,6 +6,9 @@ import sys
 
 from onekernel import LLM, SamplingParams
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 with LLM(sys.argv[1]) as llm:
     question = {"role": "user", "content": "Name three primary colours."}
     answer = llm.generate([question], SamplingParams(temperature=0, max_tokens=48))

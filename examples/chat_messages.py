@@ -6,6 +6,9 @@ import sys
 
 from onekernel import LLM, SamplingParams
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 messages = [{"role": "system", "content": "You answer in one short sentence."}]
 params = SamplingParams(temperature=0, max_tokens=32)
 

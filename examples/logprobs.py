@@ -7,6 +7,9 @@ import sys
 
 from onekernel import LLM, SamplingParams
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 with LLM(sys.argv[1]) as llm:
     answer = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=6, logprobs=3))
 

@@ -1,4 +1,4 @@
-"""Ask several questions at once from asyncio: python examples/several.py MODEL"""
+"""Ask several questions from asyncio; the engine answers them in turn: python examples/several.py MODEL"""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import sys
 
 from onekernel import AsyncLLM, SamplingParams
+
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 
 QUESTIONS = ("What is the capital of Italy?", "What is the capital of Spain?")
 

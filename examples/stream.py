@@ -6,6 +6,9 @@ import sys
 
 from onekernel import LLM, SamplingParams
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 question = {"role": "user", "content": "Why is the sky blue?"}
 params = SamplingParams(temperature=0.7, seed=1, max_tokens=64)
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         before = tokenizer.encode_prompt("")  # the BOS token, if the model adds one
         token_ids = [*before, *tokenizer.encode(text, add_special_tokens=False, parse_special=False)]
         cut = windows(token_ids, n_ctx, before[0] if before else None)[: args.chunks]
-        console.note(f"{len(token_ids)} tokens, {len(cut)} windows of {n_ctx}")
+        console.note(f"{len(token_ids)} tokens, {len(cut)} {'window' if len(cut) == 1 else 'windows'} of {n_ctx}")
         estimate = Estimate()
         for number, estimate in enumerate(running_perplexity(cut, backend.logits), start=1):
             print(f"[{number}]{estimate.ppl:.4f},", end="", file=sys.stderr, flush=True)
