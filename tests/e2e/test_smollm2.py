@@ -60,6 +60,7 @@ def test_the_demo_says_paris_with_transformers_tokens(smollm2_gguf: Path, oracle
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_decode_is_not_slower_than_transformers(smollm2_gguf: Path) -> None:
     """The committed figures show at least 1.0 on a quiet machine; a noisy one gets some room."""
     from benchmarks.cpu_decode import measure
