@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from onekernel.errors import ConfigError
@@ -321,11 +321,6 @@ def defaults_from(generation_config: Mapping[str, Any], sample: bool | None = No
         found.setdefault("temperature", 1.0)
         found.setdefault("top_k", 50)
     return found
-
-
-def sampling_fields() -> tuple[str, ...]:
-    """Return the names a caller may set on `SamplingParams`."""
-    return tuple(f.name for f in fields(SamplingParams))
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -92,7 +92,3 @@ class DeviceError(OnekernelError):
 
 class EngineClosedError(OnekernelError):
     """The engine was closed, or failed earlier for the stated reason, and takes no more requests."""
-
-
-class Cancelled(OnekernelError):
-    """The request was cancelled before it finished."""

@@ -16,7 +16,7 @@ import torch
 from onekernel.config import Sampling, SamplingParams
 from onekernel.engine.answer import Answer
 from onekernel.engine.backend import Backend
-from onekernel.engine.request import CancelToken, Completion, Delta, State, Timings, Usage
+from onekernel.engine.request import CancelToken, Completion, Delta, Timings, Usage
 from onekernel.errors import (
     ConfigError,
     ContextLengthError,
@@ -46,7 +46,6 @@ class _Job:
     deliver: Deliver
     progress: Progress
     cancel: CancelToken = field(default_factory=CancelToken)
-    state: State = State.QUEUED
     submitted: float = field(default_factory=time.perf_counter)
 
 
@@ -62,14 +61,11 @@ class Engine:
         backend: Backend,
         tokenizer: Tokenizer,
         generation_config: Mapping[str, Any],
-        *,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.failure: BaseException | None = None
-        self._on_close = on_close
         self._closed = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._running: _Job | None = None
@@ -120,8 +116,6 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.backend.close()
-        if self._on_close is not None:
-            self._on_close()
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         """Return the ids that end an answer."""
@@ -156,9 +150,7 @@ class Engine:
                     self._refuse_if_closed()
                     self._running = job
                 self._deliver(job, self._run(job))
-                job.state = State.FINISHED
             except BaseException as error:
-                job.state = State.FAILED
                 self._deliver(job, self._judge(error))
             finally:
                 self._running = None
@@ -201,10 +193,8 @@ class Engine:
         times: list[float] = []
         sequence = backend.open(prompt, len(prompt) + limit)
         try:
-            job.state = State.PREFILL
             backend.prefill(sequence, job.cancel, job.progress)
             prefilled = time.perf_counter()
-            job.state = State.DECODE
             with closing(backend.decode(sequence, job.sampling, limit, answer.end_ids, job.cancel)) as tokens:
                 for token in tokens if not job.cancel.is_set else ():
                     times.append(time.perf_counter())

@@ -105,6 +105,6 @@ def warm_up(backend: MegakernelBackend, prompt: Sequence[int] = (0, 0, 0)) -> No
                 for _ in answer:
                     pass
         except NumericError:
-            pass  # what is wrong with the weights is said to who asks them
+            continue  # a request will say what is wrong with the weights
         finally:
             backend.release(sequence)

@@ -1,25 +1,12 @@
-"""A request, its states, and what comes back: deltas while it runs, a completion at the end."""
+"""What comes back of a request: deltas while it runs, a completion at the end; and the token that cancels it."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
-from onekernel.config import SamplingParams
-
 FinishReason = Literal["stop", "length", "cancelled"]
-
-
-class State(Enum):
-    """Where a request is; FAILED and FINISHED are final."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +105,3 @@ class CancelToken:
     def is_set(self) -> bool:
         """Whether the request should end."""
         return self._event.is_set()
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenized request as the engine takes it."""
-
-    token_ids: tuple[int, ...]
-    params: SamplingParams

@@ -130,12 +130,6 @@ __device__ __forceinline__ u32 input_words(const Header& header, Kind kind) {
   return kind == Kind::DOWN ? header.inner_words : header.x_words;
 }
 
-// Words of one sequence in the buffer that a phase of this kind publishes in.
-__device__ __forceinline__ u32 output_words(const Header& header, Kind kind) {
-  if (kind == Kind::QKV) return header.qkv_words;
-  return kind == Kind::GATE_UP ? header.inner_words : header.x_words;
-}
-
 // Split KV: block b of `block_pages` pages belongs to member b % members, so it is appended and read by one CTA for ever.
 // onekernel/plan/chunks.py holds the same two functions.
 __device__ __forceinline__ u32 kv_blocks(const Header& header, u32 length) {
