@@ -145,6 +145,14 @@ class EngineConfig:
     max_context: int | None = None
     backend: Literal["auto", "reference", "megakernel"] = "auto"
     threads: int | None = None
+    slice_tokens: int = 64
+    """Tokens that a request may make in a row while others wait."""
+    max_waiting: int = 256
+    """Requests that may wait for their first turn; one more is refused with QueueFullError. 0: none may wait."""
+    prefix_cache: bool = True
+    """Keep the pages of ended requests, so that a prompt that begins like one of them is prefilled from there on."""
+    kv_tokens: int | None = None
+    """Positions of the KV cache over all sequences, at least one context; None: four contexts, or what is free."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_context, int) and self.max_context < 0:
@@ -153,6 +161,11 @@ class EngineConfig:
         if self.max_context == 1:
             raise ConfigError("max_context is 1; a prompt token and an answer token need at least 2")
         _whole("threads", self.threads, 1, MAX_THREADS)
+        _number("slice_tokens", self.slice_tokens, 1)
+        _number("max_waiting", self.max_waiting, 0)
+        _whole("kv_tokens", self.kv_tokens, 2, None)
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache is {self.prefix_cache!r}; it must be true or false")
         if not isinstance(self.device, str):
             raise ConfigError(f'device is {self.device!r}; it must be "auto", "cpu", "cuda" or "cuda:N"')
         if self.dtype not in ("auto", "bfloat16", "float32"):
@@ -339,6 +352,13 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
     limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number {limit}")
+
+
+def _number(name: str, value: object, low: int) -> None:
+    """Refuse what `_whole` refuses, and None."""
+    if value is None:
+        raise ConfigError(f"{name} is None; it must be a whole number of at least {low}")
+    _whole(name, value, low, None)
 
 
 def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

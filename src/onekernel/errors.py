@@ -59,6 +59,17 @@ class MemoryLimitError(OnekernelError):
         super().__init__(message)
 
 
+class QueueFullError(OnekernelError):
+    """As many requests wait as may; this one was not taken."""
+
+    def __init__(self, waiting: int, limit: int) -> None:
+        self.waiting = waiting
+        self.limit = limit
+        super().__init__(
+            f"{waiting} requests wait and at most {limit} may; try again later, or start with a larger --max-waiting"
+        )
+
+
 class PlanError(OnekernelError):
     """A plan of the megakernel is unsound or stands still; the message names the phase, the CTA and the words."""
 

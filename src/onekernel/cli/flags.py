@@ -28,6 +28,10 @@ _FLAG_OF = {
     "threads": "--threads",
     "dtype": "--dtype",
     "backend": "--backend",
+    "slice_tokens": "--slice-tokens",
+    "max_waiting": "--max-waiting",
+    "prefix_cache": "--no-prefix-cache",
+    "kv_tokens": "--kv-tokens",
 }
 """Config field -> the flag that sets it, for messages."""
 
@@ -58,6 +62,21 @@ def add_context(
     """Add the context's size."""
     names = ("-c", "--ctx-size", "--max-model-len", "--max-context")
     parser.add_argument(*names, dest="max_context", metavar="N", type=int, help=meaning)
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add how requests share the engine, for commands that take several at once."""
+    group = parser.add_argument_group("sharing")
+
+    def number(name: str, help: str) -> None:
+        group.add_argument(name, metavar="N", type=int, help=help)
+
+    number("--slice-tokens", help="tokens a request makes in a row while others wait (default 64)")
+    number("--max-waiting", help="requests that may wait; one more is refused (default 256)")
+    number("--kv-tokens", help="tokens of the KV cache over all requests (default: four contexts, or what fits)")
+    group.add_argument(
+        "--no-prefix-cache", dest="prefix_cache", action="store_false", help="prefill every prompt from its beginning"
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +147,7 @@ def engine_config(args: argparse.Namespace, **fixed: Any) -> EngineConfig:
     """Return the engine's settings; `fixed` fields win over flags. Raises ConfigError naming the flag."""
     from onekernel.config import EngineConfig
 
-    fields = {name: getattr(args, name, None) for name in ("device", "dtype", "max_context", "backend", "threads")}
+    fields = {name: getattr(args, name, None) for name in EngineConfig.__dataclass_fields__}
     fields["dtype"] = _DTYPES.get(args.dtype, args.dtype)
     given = {name: value for name, value in fields.items() if value is not None}
     return _named(EngineConfig, given | fixed)  # type: ignore[no-any-return]

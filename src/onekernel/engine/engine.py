@@ -6,17 +6,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from onekernel.config import Sampling, SamplingParams
+from onekernel.config import EngineConfig, Sampling, SamplingParams
 from onekernel.engine.answer import Answer
-from onekernel.engine.backend import Backend
-from onekernel.engine.request import CancelToken, Completion, Delta, Timings, Usage
+from onekernel.engine.backend import Backend, DecodedToken, SequenceState
+from onekernel.engine.request import CancelToken, Completion, Constraint, Delta, Timings, Usage
+from onekernel.engine.status import EngineStatus
 from onekernel.errors import (
     ConfigError,
     ContextLengthError,
@@ -24,6 +25,7 @@ from onekernel.errors import (
     EngineClosedError,
     MemoryLimitError,
     OnekernelError,
+    QueueFullError,
 )
 from onekernel.text.thinking import ThinkingSplitter
 from onekernel.text.tokenizer import Tokenizer
@@ -45,6 +47,7 @@ class _Job:
     answer: Answer
     deliver: Deliver
     progress: Progress
+    constraint: Constraint | None
     cancel: CancelToken = field(default_factory=CancelToken)
     submitted: float = field(default_factory=time.perf_counter)
 
@@ -61,7 +64,9 @@ class Engine:
         backend: Backend,
         tokenizer: Tokenizer,
         generation_config: Mapping[str, Any],
+        options: EngineConfig | None = None,
     ) -> None:
+        self.options = options or EngineConfig()
         self.backend = backend
         self.tokenizer = tokenizer
         self.generation_config = generation_config
@@ -82,12 +87,13 @@ class Engine:
         progress: Progress = lambda done, total: None,
         splitter: ThinkingSplitter | None = None,
         continues: bool = True,
+        constraint: Constraint | None = None,
     ) -> CancelToken:
         """Queue a request and return the token that cancels it.
 
-        Raises ConfigError (empty prompt, ids outside the vocabulary), ContextLengthError or EngineClosedError before
-        anything is queued. progress(done, total) counts prompt tokens. `splitter` and `continues` say how to read the
-        answer, see `engine.prompt.Encoded`.
+        Raises ConfigError (empty prompt, ids outside the vocabulary), ContextLengthError, QueueFullError or
+        EngineClosedError before anything is queued. progress(done, total) counts prompt tokens. `splitter` and
+        `continues` say how to read the answer, see `engine.prompt.Encoded`. A `constraint` serves this request only.
         """
         if threading.current_thread() is self._thread:
             raise EngineClosedError(
@@ -98,11 +104,30 @@ class Engine:
         self._check(prompt, params)
         sampling = params.resolve(self.generation_config)
         answer = Answer(self.tokenizer, params, self._ends(params), splitter, continues=continues)
-        job = _Job(prompt, params, sampling, answer, deliver, progress)
+        job = _Job(prompt, params, sampling, answer, deliver, progress, constraint)
         with self._lock:
             self._refuse_if_closed()
+            waiting = self._jobs.qsize()
+            if waiting >= self.options.max_waiting and self._running is not None:
+                raise QueueFullError(waiting, self.options.max_waiting)
             self._jobs.put(job)
         return job.cancel
+
+    def status(self) -> EngineStatus:
+        """Return what the engine is doing. May be called from any thread, also after `close`."""
+        use = self.backend.cache_use()
+        with self._lock:
+            return EngineStatus(
+                running=int(self._running is not None),
+                waiting=self._jobs.qsize(),
+                kv_pages_used=use.pages_used,
+                kv_pages_cached=use.pages_cached,
+                kv_pages_total=use.pages_total,
+                prefix_hit_tokens=use.hit_tokens,
+                prefix_query_tokens=use.query_tokens,
+                failure=None if self.failure is None else str(self.failure),
+                closed=self._closed,
+            )
 
     def close(self) -> None:
         """Cancel everything, wait for the thread, and free the device. A second call does nothing."""
@@ -184,6 +209,23 @@ class Engine:
             _log.error("a request failed unexpectedly", exc_info=error)
         return error
 
+    def _tokens(self, job: _Job, sequence: SequenceState, limit: int) -> Generator[DecodedToken, None, None]:
+        """Yield up to `limit` tokens: of one run, or with a constraint of a run for each."""
+        decode, ends = self.backend.decode, job.answer.end_ids
+        if job.constraint is None:
+            yield from decode(sequence, job.sampling, limit, ends, job.cancel)
+            return
+        for _ in range(limit):
+            for token in decode(sequence, job.sampling, 1, ends, job.cancel, job.constraint.mask()):
+                if token.token_id not in ends:
+                    job.constraint.accept(token.token_id)
+                yield token
+                if token.token_id in ends:
+                    return
+                if job.constraint.done:
+                    job.answer.finish_reason = "stop"
+                    return
+
     def _run(self, job: _Job) -> Completion:
         backend, prompt = self.backend, job.prompt
         started = time.perf_counter()
@@ -195,7 +237,7 @@ class Engine:
         try:
             backend.prefill(sequence, job.cancel, job.progress)
             prefilled = time.perf_counter()
-            with closing(backend.decode(sequence, job.sampling, limit, answer.end_ids, job.cancel)) as tokens:
+            with closing(self._tokens(job, sequence, limit)) as tokens:
                 for token in tokens if not job.cancel.is_set else ():
                     times.append(time.perf_counter())
                     for delta in answer.push(token):

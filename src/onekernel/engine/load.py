@@ -118,7 +118,7 @@ def load_engine(
     else:
         backend = _reference_backend(checkpoint, config, dtype, device, context, vocab_limit, memory, clock)
     mark_ready()
-    engine = Engine(backend, tokenizer, settings.generation_config)
+    engine = Engine(backend, tokenizer, settings.generation_config, options)
     return Loaded(engine, settings, config, dtype, clock.steps_s)
 
 

@@ -56,15 +56,17 @@ class MegakernelBackend(PagedBackend):
         limit: int,
         stop_ids: frozenset[int],
         cancel: CancelToken,
+        mask: torch.Tensor | None = None,
     ) -> Generator[DecodedToken, None, None]:
         """Yield up to `limit` tokens; see `Backend.decode`. Raises DeviceError if the kernel had to be stopped."""
         own = own_sequence(sequence)
         table = self._device_table(own)
         if self.config.rope_scaling.kind == "dynamic":
             self.megakernel.packed.write_rope(own.rope)
-        if not sampling.greedy or sampling.penalised or sampling.logit_bias or sampling.logprobs is not None:
+        filtered = sampling.penalised or sampling.logit_bias or mask is not None
+        if not sampling.greedy or filtered or sampling.logprobs is not None:
             yield from self.step_by_step(
-                own, sampling, limit, stop_ids, cancel, lambda own: self._next_logits(own, table)
+                own, sampling, limit, stop_ids, cancel, lambda own: self._next_logits(own, table), mask
             )
             return
         end = own.length + limit

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, Sampling
-from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
+from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState, never
 from onekernel.engine.pages import PageAllocator
 from onekernel.engine.request import CancelToken
+from onekernel.engine.status import CacheUse
 from onekernel.models.model import Model, Place
 from onekernel.phases.attention.cache import KVCache
 from onekernel.phases.attention.rope import rope_table
@@ -64,6 +65,14 @@ class PagedBackend:
         """Pages of the cache that no sequence holds."""
         return self._pages.free_pages
 
+    def has_room(self, prompt: Sequence[int], total_tokens: int) -> bool:
+        """Return whether `open` would find pages now."""
+        return -(-total_tokens // PAGE_TOKENS) <= self._pages.free_pages
+
+    def cache_use(self) -> CacheUse:
+        """Return how full the cache is."""
+        return CacheUse(pages_used=self._pages.num_pages - self.free_pages, pages_total=self._pages.num_pages)
+
     def open(self, prompt: Sequence[int], total_tokens: int) -> SequenceState:
         """Reserve pages for a sequence of at most `total_tokens`; raises MemoryLimitError if there are too few."""
         rope = self._rope
@@ -72,8 +81,14 @@ class PagedBackend:
         pages = self._pages.take(-(-total_tokens // PAGE_TOKENS))
         return PagedSequence(list(prompt), len(prompt), pages, rope)
 
-    def prefill(self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:
-        """Fill the cache for all but the last token, chunk by chunk; progress(done, total) after each."""
+    def prefill(
+        self,
+        sequence: SequenceState,
+        cancel: CancelToken,
+        progress: Callable[[int, int], None],
+        pause: Callable[[], bool] = never,
+    ) -> None:
+        """Fill the cache for all but the last token, chunk by chunk; see `Backend.prefill`."""
         own = own_sequence(sequence)
         total = len(own.tokens) - 1
         pages = own.page_table.to(self.device)  # once, not in every layer
@@ -86,6 +101,8 @@ class PagedBackend:
                 torch.cuda.synchronize(self.model.device)  # done, not queued, when progress and cancel look
             own.length = end
             progress(end, total)
+            if pause():
+                return
 
     def release(self, sequence: SequenceState) -> None:
         """Give the sequence's pages back."""
@@ -105,15 +122,18 @@ class PagedBackend:
         stop_ids: frozenset[int],
         cancel: CancelToken,
         logits: Callable[[PagedSequence], torch.Tensor],
+        mask: torch.Tensor | None = None,
     ) -> Generator[DecodedToken, None, None]:
         """Yield up to `limit` tokens, each chosen from `logits`, which appends the last token and returns (vocab,)."""
         counts = None
+        if mask is not None:
+            mask = mask.to(self.device)
         if sampling.penalised:
             counts = TokenCounts.start(own.tokens, own.prompt_tokens, self.config.vocab_size, self.device)
         for _ in range(limit):
             if cancel.is_set:
                 return
-            choice = choose(logits(own), sampling, len(own.tokens), counts, vocab_limit=self._vocab_limit)
+            choice = choose(logits(own), sampling, len(own.tokens), counts, vocab_limit=self._vocab_limit, mask=mask)
             own.add(choice.token_id)
             if counts is not None:
                 counts.add(choice.token_id)

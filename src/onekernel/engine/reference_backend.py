@@ -34,9 +34,11 @@ class ReferenceBackend(PagedBackend):
         limit: int,
         stop_ids: frozenset[int],
         cancel: CancelToken,
+        mask: torch.Tensor | None = None,
     ) -> Generator[DecodedToken, None, None]:
         """Yield up to `limit` tokens; see `Backend.decode`."""
-        yield from self.step_by_step(own_sequence(sequence), sampling, limit, stop_ids, cancel, self._next_logits)
+        own = own_sequence(sequence)
+        yield from self.step_by_step(own, sampling, limit, stop_ids, cancel, self._next_logits, mask)
 
     def logits(self, tokens: Sequence[int], first: int) -> Iterator[torch.Tensor]:
         """Yield logits, (n, vocab_size) float32, that follow tokens[first], tokens[first + 1], ... chunk by chunk.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -22,7 +25,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens taken and made."""
+    """Tokens taken and made. `cached_tokens` of the prompt came from the prefix cache and were not prefilled."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,7 +41,8 @@ class Usage:
 class Timings:
     """Host-side times of one request. Prefill covers prompt[:-1]; TTFT is from submission to the first token.
 
-    `decode_ms` is from the first to the last token, so its rate is over completion_tokens - 1.
+    `prefill_ms` and `prefill_tokens` leave out what the prefix cache gave. `decode_ms` is from the first to the last
+    token, other requests' turns in between included, so its rate is over completion_tokens - 1.
     """
 
     queue_ms: float = 0.0
@@ -89,6 +93,26 @@ class Completion:
     seed: int
     prompt_token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Constraint(Protocol):
+    """What limits an answer's next token, such as a grammar. One object serves one request, on the engine's thread."""
+
+    def mask(self) -> torch.Tensor | None:
+        """Return which tokens may come next, bool (vocab_size,) on the CPU, True where allowed; None: all.
+
+        While the text is incomplete it should forbid end-of-sequence ids, and allow them once it may end.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take the token that was chosen; one that ends the answer (end-of-sequence, stop id) is not handed over."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is complete, so that the answer ends with reason "stop"."""
+        ...
 
 
 @dataclass(slots=True)

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from onekernel.config import PREFILL_CHUNK_TOKENS, ModelConfig, Sampling
-from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
+from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState, never
 from onekernel.engine.engine import Engine, Event
 from onekernel.engine.request import CancelToken
+from onekernel.engine.status import CacheUse
 from onekernel.text.tokenizer import Tokenizer
 
 EOS = 256
@@ -79,11 +81,23 @@ class ScriptedBackend:
     closed: bool = False
     prefill_gate: threading.Event | None = None
 
+    def has_room(self, prompt: Sequence[int], total_tokens: int) -> bool:
+        return True
+
+    def cache_use(self) -> CacheUse:
+        return CacheUse()
+
     def open(self, prompt: Sequence[int], total_tokens: int) -> SequenceState:
         self.open_sequences += 1
         return ScriptedSequence(list(prompt))
 
-    def prefill(self, sequence: SequenceState, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:
+    def prefill(
+        self,
+        sequence: SequenceState,
+        cancel: CancelToken,
+        progress: Callable[[int, int], None],
+        pause: Callable[[], bool] = never,
+    ) -> None:
         assert isinstance(sequence, ScriptedSequence)
         total = len(sequence.prompt) - 1
         while sequence.length < total and not cancel.is_set:
@@ -92,6 +106,8 @@ class ScriptedBackend:
             sequence.length = min(total, sequence.length + PREFILL_CHUNK_TOKENS)
             self.chunks += 1
             progress(sequence.length, total)
+            if pause():
+                return
 
     def decode(
         self,
@@ -100,6 +116,7 @@ class ScriptedBackend:
         limit: int,
         stop_ids: frozenset[int],
         cancel: CancelToken,
+        mask: torch.Tensor | None = None,
     ) -> Generator[DecodedToken, None, None]:
         self.limits.append(limit)
         self.samplings.append(sampling)
