@@ -26,6 +26,7 @@ class LLM:
     model: a local Hugging Face directory, a GGUF file, or a hub id. device: "auto", "cpu", "cuda" or "cuda:N".
     dtype: "auto" (bf16, or float32 for a float32 checkpoint on a CPU), "bfloat16" or "float32". max_context: tokens of
     prompt and answer together; None: the smaller of the model's maximum and 8,192; 0: the model's maximum.
+    slice_tokens, max_waiting, prefix_cache, kv_tokens: how requests share the engine, see `EngineConfig`.
     load_format "dummy": random weights for a config.json or the name of a shipped configuration.
 
     Raises ModelError, ConfigError, MemoryLimitError, DeviceError (see `onekernel.errors`).
@@ -40,11 +41,25 @@ class LLM:
         max_context: int | None = None,
         backend: Literal["auto", "reference", "megakernel"] = "auto",
         threads: int | None = None,
+        slice_tokens: int = 64,
+        max_waiting: int = 256,
+        prefix_cache: bool = True,
+        kv_tokens: int | None = None,
         revision: str | None = None,
         load_format: Literal["auto", "dummy"] = "auto",
         listener: Listener | None = None,
     ) -> None:
-        options = EngineConfig(device=device, dtype=dtype, max_context=max_context, backend=backend, threads=threads)
+        options = EngineConfig(
+            device=device,
+            dtype=dtype,
+            max_context=max_context,
+            backend=backend,
+            threads=threads,
+            slice_tokens=slice_tokens,
+            max_waiting=max_waiting,
+            prefix_cache=prefix_cache,
+            kv_tokens=kv_tokens,
+        )
         self._loaded = load_engine(str(model), options, revision=revision, load_format=load_format, listener=listener)
 
     @property
