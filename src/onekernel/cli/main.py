@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onekernel import __version__
-from onekernel.cli import bench, chat, env, generate, info, perplexity, plan
+from onekernel.cli import bench, chat, env, generate, info, perplexity, plan, serve
 from onekernel.cli.console import Console
 from onekernel.errors import ConfigError, OnekernelError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, ModuleType] = {
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "bench": bench,
     "perplexity": perplexity,
     "info": info,

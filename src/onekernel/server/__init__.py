@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: converts requests and answers, computes nothing."""

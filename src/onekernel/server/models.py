@@ -1,0 +1,46 @@
+"""GET /v1/models and /health: what is served, and whether it is ready."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from onekernel.server.api_error import ApiError
+from onekernel.server.json_response import JsonResponse
+from onekernel.server.service import Service
+
+_STARTED = int(time.time())
+
+
+async def list_models(request: Request) -> Response:
+    """List every name of the model."""
+    service: Service = request.app.state.service
+    return JsonResponse({"object": "list", "data": [_model(service, name) for name in service.settings.model_names]})
+
+
+async def one_model(request: Request) -> Response:
+    """Describe one model; 404 for a name that is not served."""
+    service: Service = request.app.state.service
+    return JsonResponse(_model(service, service.model_named(request.path_params["name"])))
+
+
+async def health(request: Request) -> Response:
+    """Say 200 when requests are taken, else 503 with the reason."""
+    service: Service = request.app.state.service
+    if service.state == "ready":
+        return JsonResponse({"status": "ok"})
+    try:
+        _ = service.engine
+    except ApiError as error:
+        return JsonResponse({"status": service.state, "reason": error.message}, 503, headers=error.headers)
+    return JsonResponse({"status": "ok"})
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    model: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": "onekernel"}
+    if service.loaded_engine is not None:
+        model["max_model_len"] = service.loaded_engine.backend.max_context
+    return model
