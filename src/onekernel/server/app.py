@@ -14,6 +14,7 @@ from onekernel.server.api_error import ApiError, as_api_error
 from onekernel.server.chat import chat_completions
 from onekernel.server.json_response import JsonResponse
 from onekernel.server.models import health, list_models, one_model
+from onekernel.server.page import page_routes
 from onekernel.server.service import Service
 from onekernel.server.settings import ServerSettings
 
@@ -26,6 +27,7 @@ def create_app(model: LLM | Engine | Service, settings: ServerSettings | None = 
         service = Service(settings or ServerSettings(), model.loaded.engine if isinstance(model, LLM) else model)
     app = Starlette(
         routes=[
+            *page_routes(),
             Route("/health", health, methods=["GET"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", one_model, methods=["GET"]),
