@@ -1,0 +1,45 @@
+"""Our layout of ternary weights: bytes that one mask turns into operands of the tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from onekernel.weights.ternary.packed import UNIT_COLUMNS, PackedTernary
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCoreTiles(PackedTernary):
+    """Tiles of 16 rows x 128 columns, 512 bytes each, with codes 0, 1 and 2 for -1, 0 and 1.
+
+    Lane l of a warp finds in bytes 16 l to 16 l + 15 of a tile its A fragments of four mma.m16n8k32. Bit pair i (0 to
+    3) of byte b of word j (0 to 3) is the code of row l / 4 + 8 (j % 2) and column
+
+        64 (i / 2) + 16 (l % 4) + 8 (i % 2) + 4 (j / 2) + b      (whole divisions)
+
+    so `word & 0x03030303 << 2 i` is register j of product i, with its codes times 4^i: no shift, no table, no
+    subtraction. Each i has sums of its own, which are whole multiples of 4^i, and what the offset of the codes adds is
+    the sum of the activations. The columns are in such an order that a lane's activations for products 2 p and 2 p + 1
+    are 16 consecutive bytes, and that a group of 64 columns is two whole products.
+    """
+
+    LAYOUT: ClassVar[str] = "tensor_core"
+    COLUMNS: ClassVar[int] = UNIT_COLUMNS
+    ZERO: ClassVar[int] = 1
+
+    @staticmethod
+    def _to_bytes(codes: torch.Tensor) -> torch.Tensor:
+        strips, tiles = codes.shape[0] // 16, codes.shape[1] // 128
+        # (strip, row half, row, tile, i / 2, l % 4, i % 2, j / 2, byte): bit pairs in front, then the bytes' own order
+        split = codes.view(strips, 2, 8, tiles, 2, 4, 2, 2, 4).permute(4, 6, 0, 3, 2, 5, 7, 1, 8)
+        packed = split[0, 0] | split[0, 1] << 2 | split[1, 0] << 4 | split[1, 1] << 6
+        return packed.reshape(strips, tiles * 512)
+
+    @staticmethod
+    def _from_bytes(packed: torch.Tensor) -> torch.Tensor:
+        strips, tiles = packed.shape[0], packed.shape[1] // 512
+        fields = torch.stack([packed >> 2 * i & 3 for i in range(4)])
+        split = fields.view(2, 2, strips, tiles, 8, 4, 2, 2, 4).permute(2, 7, 4, 3, 0, 5, 1, 6, 8)
+        return split.reshape(strips * 16, tiles * 128)
