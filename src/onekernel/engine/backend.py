@@ -102,8 +102,8 @@ class Backend(Protocol):
         """
         ...
 
-    def release(self, sequence: SequenceState) -> None:
-        """Give the sequence's pages back, or to the prefix cache."""
+    def release(self, sequence: SequenceState, *, failed: bool = False) -> None:
+        """Give the sequence's pages back, or to the prefix cache, unless the sequence failed."""
         ...
 
     def cache_use(self) -> CacheUse:

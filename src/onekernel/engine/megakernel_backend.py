@@ -33,6 +33,7 @@ class MegakernelBackend(PagedBackend):
         memory: MemoryReport,
         launch_tokens: int = MAX_LAUNCH_TOKENS,
         patience: Patience | None = None,
+        prefix_cache: bool = False,
     ) -> None:
         packed, limits = megakernel.packed, megakernel.plan.limits
         model = Model(packed.config, PackedWeights(packed))
@@ -43,6 +44,7 @@ class MegakernelBackend(PagedBackend):
             max_context=limits.max_context,
             vocab_limit=int(megakernel.plan.header["vocab_limit"]),
             memory=memory,
+            prefix_cache=prefix_cache,
         )
         self.megakernel = megakernel
         self._launch_tokens = launch_tokens

@@ -21,11 +21,26 @@ class ReferenceBackend(PagedBackend):
     name = "reference"
 
     def __init__(
-        self, model: Model, *, max_context: int, num_pages: int, vocab_limit: int, memory: MemoryReport
+        self,
+        model: Model,
+        *,
+        max_context: int,
+        num_pages: int,
+        vocab_limit: int,
+        memory: MemoryReport,
+        prefix_cache: bool = False,
     ) -> None:
         cache = KVCache.allocate(model.config, num_pages, model.dtype, str(model.device))
         rope = rope_table(model.config, max_context).to(model.device)
-        super().__init__(model, cache, rope, max_context=max_context, vocab_limit=vocab_limit, memory=memory)
+        super().__init__(
+            model,
+            cache,
+            rope,
+            max_context=max_context,
+            vocab_limit=vocab_limit,
+            memory=memory,
+            prefix_cache=prefix_cache,
+        )
 
     def decode(
         self,
@@ -45,7 +60,7 @@ class ReferenceBackend(PagedBackend):
 
         For measuring, while no request runs. Chunks begin at `first`, so that none is larger than a prefill chunk.
         """
-        own = own_sequence(self.open(tokens, len(tokens)))
+        own = self.lease(tokens, len(tokens), reuse=False)
         try:
             while own.length < len(tokens):
                 stop = first if own.length < first else len(tokens)
@@ -56,7 +71,7 @@ class ReferenceBackend(PagedBackend):
                     yield self.model.logits(chunk, self._place(own))
                 own.length += len(chunk)
         finally:
-            self.release(own)
+            self.release(own, failed=True)  # not prefilled in the usual chunks, so not for others
 
     def _next_logits(self, own: PagedSequence) -> torch.Tensor:
         return self.model.logits(own.tokens[-1:], self._place(own))[0]

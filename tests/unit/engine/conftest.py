@@ -131,7 +131,7 @@ class ScriptedBackend:
             if step in stop_ids:
                 return
 
-    def release(self, sequence: SequenceState) -> None:
+    def release(self, sequence: SequenceState, *, failed: bool = False) -> None:
         self.open_sequences -= 1
 
     def close(self) -> None:
