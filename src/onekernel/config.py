@@ -44,6 +44,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Ternary:
+    """How a model's projections are ternary: codes -1, 0 and 1 times a scale, multiplied with int8 activations."""
+
+    group: int | None = None
+    """Columns that share a scale, 64 or 128; None: one scale for each projection."""
+    head: Literal["dense", "ternary", "int8"] = "dense"
+    """How embedding and head are stored: both in the model's dtype, both ternary, or the head as int8 rows beside an
+    embedding in the model's dtype."""
+
+    def __post_init__(self) -> None:
+        if self.group not in (None, 64, 128):
+            raise ConfigError(f"the group of ternary scales is {self.group!r}; it must be 64 or 128 columns, or null")
+        if self.head not in ("dense", "ternary", "int8"):
+            raise ConfigError(f"the head of a ternary model is {self.head!r}; it must be dense, ternary or int8")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Dimensions and options of a Llama-class decoder (names of Hugging Face's config.json)."""
 
@@ -67,6 +84,9 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    sub_norms: bool = False
+    """True: RMS norms over the whole width before the output and the down projection (BitNet)."""
+    ternary: Ternary | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -91,6 +111,15 @@ class ModelConfig:
             raise ConfigError(f"head_dim is {self.head_dim}; it must be even (RoPE turns pairs) and at most 256")
         if not (self.rms_norm_eps > 0 and math.isfinite(self.rms_norm_eps)):
             raise ConfigError(f"rms_norm_eps is {self.rms_norm_eps}; it must be a positive number")
+        if self.ternary is not None and self.ternary.group is not None:
+            widths = {
+                "hidden_size": self.hidden_size,
+                "q_size": self.q_size,
+                "intermediate_size": self.intermediate_size,
+            }
+            for name, width in widths.items():
+                if width % self.ternary.group:
+                    raise ConfigError(f"{name} is {width}, not a multiple of the ternary group of {self.ternary.group}")
 
     @property
     def q_size(self) -> int:
@@ -111,7 +140,8 @@ class ModelConfig:
             + self.o_bias * self.hidden_size
             + self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         )
-        return matrices + biases + 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+        norms = 2 * self.hidden_size + self.qk_norm * 2 * self.head_dim
+        return matrices + biases + norms + self.sub_norms * (self.q_size + self.intermediate_size)
 
     @property
     def parameters(self) -> int:
