@@ -49,9 +49,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"--port is {args.port}; it must be from 0 to 65535")
 
     from onekernel.cli.session import open_llm
+    from onekernel.measure.read_limit import read_limit_us
     from onekernel.server.process import listen, serve
     from onekernel.server.service import Service
 
+    service = Service(settings)
     listener = listen(args.host, args.port)
     host, port = listener.getsockname()[:2]
     console.note(
@@ -60,10 +62,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     def load() -> Any:
         llm = open_llm(args, console)
+        service.read_limit_us = read_limit_us(llm.loaded)
         console.note(f"ready after {llm.loaded.load_s:.1f} s")
         return llm
 
-    return serve(load, Service(settings), listener, console.note)
+    return serve(load, service, listener, console.note)
 
 
 def _settings(args: argparse.Namespace, name: str) -> dict[str, Any]:

@@ -43,4 +43,6 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     model: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": "onekernel"}
     if service.loaded_engine is not None:
         model["max_model_len"] = service.loaded_engine.backend.max_context
+    if service.read_limit_us is not None:
+        model["onekernel"] = {"read_limit_us": round(service.read_limit_us, 2)}
     return model

@@ -16,6 +16,8 @@ class Service:
     def __init__(self, settings: ServerSettings, engine: Engine | None = None) -> None:
         self.settings = settings
         self.loaded_engine = engine
+        self.read_limit_us: float | None = None
+        """The least time of a token, which is that of reading the weights; None where nobody measured it."""
         self.runs: set[Run] = set()
         """Requests that are being answered."""
 
