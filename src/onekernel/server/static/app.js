@@ -196,6 +196,8 @@ byId("key-form").addEventListener("submit", (event) => {
   connect();
   prompt.focus();
 });
+// A browser that leaves cuts the connection, which would look like a failure; so the page stops first.
+window.addEventListener("beforeunload", () => running?.abort());
 window.addEventListener("pagehide", () => saveMessages(messages));
 
 setUpSettings();

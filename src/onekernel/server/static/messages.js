@@ -40,7 +40,7 @@ export function answerNode(message, onAgain) {
   return { node, draw };
 }
 
-const NOTES = { stopped: "Stopped.", length: "Cut at the most tokens." };
+const NOTES = { stopped: "Stopped.", cancelled: "Stopped.", length: "Cut at the most tokens." };
 
 function setText(node, text) {
   node.hidden = !text;
