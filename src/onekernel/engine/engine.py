@@ -1,4 +1,4 @@
-"""One thread owns the device. Requests wait in a queue, run one after another, and answer through a callback."""
+"""One thread owns the device. Requests take turns on it and answer through a callback."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from onekernel.config import EngineConfig, Sampling, SamplingParams
+from onekernel.config import EngineConfig, SamplingParams
 from onekernel.engine.answer import Answer
-from onekernel.engine.backend import Backend, DecodedToken, SequenceState
-from onekernel.engine.request import CancelToken, Completion, Constraint, Delta, Timings, Usage
+from onekernel.engine.backend import Backend, DecodedToken
+from onekernel.engine.job import Deliver, Event, Job, Progress
+from onekernel.engine.request import CancelToken, Constraint
 from onekernel.engine.status import EngineStatus
+from onekernel.engine.turns import Turns
 from onekernel.errors import (
     ConfigError,
     ContextLengthError,
@@ -25,38 +26,20 @@ from onekernel.errors import (
     EngineClosedError,
     MemoryLimitError,
     OnekernelError,
-    QueueFullError,
 )
 from onekernel.text.thinking import ThinkingSplitter
 from onekernel.text.tokenizer import Tokenizer
 
+__all__ = ["Deliver", "Engine", "Event", "Progress"]
+
 _log = logging.getLogger(__name__)
-
-Event = Delta | Completion | BaseException
-Deliver = Callable[[Event], None]
-Progress = Callable[[int, int], None]
-
-
-@dataclass(slots=True)
-class _Job:
-    """A queued request: what to compute, where its events go, how far it is."""
-
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    sampling: Sampling
-    answer: Answer
-    deliver: Deliver
-    progress: Progress
-    constraint: Constraint | None
-    cancel: CancelToken = field(default_factory=CancelToken)
-    submitted: float = field(default_factory=time.perf_counter)
 
 
 class Engine:
-    """Runs requests on a backend, first come first served.
+    """Runs requests on a backend. Alone, an answer is one run of decode; several take turns of a slice of tokens each.
 
     `submit` may be called from any thread. A request's events are deltas, then one Completion, or an exception at any
-    point; its callback is called on the engine's thread and must return quickly.
+    point; its callback is called on the engine's thread and must return quickly. A request that fails fails alone.
     """
 
     def __init__(
@@ -66,15 +49,13 @@ class Engine:
         generation_config: Mapping[str, Any],
         options: EngineConfig | None = None,
     ) -> None:
-        self.options = options or EngineConfig()
         self.backend = backend
         self.tokenizer = tokenizer
         self.generation_config = generation_config
+        self.options = options or EngineConfig()
         self.failure: BaseException | None = None
-        self._closed = False
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._running: _Job | None = None
-        self._lock = threading.Lock()
+        self._turns = Turns(self.options.max_waiting)
+        self._cancelled: queue.SimpleQueue[CancelToken] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="onekernel-engine", daemon=True)
         self._thread.start()
 
@@ -102,42 +83,42 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"the sampling parameters are {params!r:.80}; give a SamplingParams")
         self._check(prompt, params)
-        sampling = params.resolve(self.generation_config)
-        answer = Answer(self.tokenizer, params, self._ends(params), splitter, continues=continues)
-        job = _Job(prompt, params, sampling, answer, deliver, progress, constraint)
-        with self._lock:
-            self._refuse_if_closed()
-            waiting = self._jobs.qsize()
-            if waiting >= self.options.max_waiting and self._running is not None:
-                raise QueueFullError(waiting, self.options.max_waiting)
-            self._jobs.put(job)
+        self._refuse_if_failed()
+        room = self.backend.max_context - len(prompt)
+        job = Job(
+            prompt=prompt,
+            params=params,
+            sampling=params.resolve(self.generation_config),
+            limit=min(room, params.max_tokens or room),
+            answer=Answer(self.tokenizer, params, self._ends(params), splitter, continues=continues),
+            deliver=deliver,
+            progress=progress,
+            constraint=constraint,
+            cancel=CancelToken(self._cancelled),
+        )
+        self._turns.join(job)
         return job.cancel
 
     def status(self) -> EngineStatus:
         """Return what the engine is doing. May be called from any thread, also after `close`."""
         use = self.backend.cache_use()
-        with self._lock:
-            return EngineStatus(
-                running=int(self._running is not None),
-                waiting=self._jobs.qsize(),
-                kv_pages_used=use.pages_used,
-                kv_pages_cached=use.pages_cached,
-                kv_pages_total=use.pages_total,
-                prefix_hit_tokens=use.hit_tokens,
-                prefix_query_tokens=use.query_tokens,
-                failure=None if self.failure is None else str(self.failure),
-                closed=self._closed,
-            )
+        running, waiting = self._turns.count()
+        return EngineStatus(
+            running=running,
+            waiting=waiting,
+            kv_pages_used=use.pages_used,
+            kv_pages_cached=use.pages_cached,
+            kv_pages_total=use.pages_total,
+            prefix_hit_tokens=use.hit_tokens,
+            prefix_query_tokens=use.query_tokens,
+            failure=None if self.failure is None else str(self.failure),
+            closed=self._turns.closed,
+        )
 
     def close(self) -> None:
         """Cancel everything, wait for the thread, and free the device. A second call does nothing."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._running is not None:
-                self._running.cancel.set()
-            self._jobs.put(None)
+        if not self._turns.close():
+            return
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.backend.close()
@@ -162,26 +143,28 @@ class Engine:
         if len(prompt) >= context:
             raise ContextLengthError(len(prompt), context, config.context_limit)
 
-    def _refuse_if_closed(self) -> None:
+    def _refuse_if_failed(self) -> None:
         if self.failure is not None:
             raise EngineClosedError(f"the engine failed earlier and takes no requests: {self.failure}")
-        if self._closed:
-            raise EngineClosedError("the engine is closed; create a new one")
 
     def _loop(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._turns.next()) is not None:
             try:
-                with self._lock:
-                    self._refuse_if_closed()
-                    self._running = job
-                self._deliver(job, self._run(job))
+                self._refuse_if_failed()
+                if self._turn(job):
+                    self._finish(job)
+                self._end_withdrawn()
             except BaseException as error:
-                self._deliver(job, self._judge(error))
-            finally:
-                self._running = None
+                self._fail(job, error)
+        for job in self._turns.clear():
+            job.cancel.set()
+            if job.sequence is not None:
+                self._finish(job)
+            else:
+                self._deliver(job, EngineClosedError("the engine was closed before this request's first turn"))
 
     @staticmethod
-    def _deliver(job: _Job, event: Event) -> None:
+    def _deliver(job: Job, event: Event) -> None:
         """Hand an event to the request's owner; an owner who is gone only loses his own request."""
         try:
             job.deliver(event)
@@ -209,61 +192,97 @@ class Engine:
             _log.error("a request failed unexpectedly", exc_info=error)
         return error
 
-    def _tokens(self, job: _Job, sequence: SequenceState, limit: int) -> Generator[DecodedToken, None, None]:
+    def _turn(self, job: Job) -> bool:
+        """Give a request its turn; return whether it has ended, or else has been queued again."""
+        if not self._begin(job):
+            return False
+        ended = self._prefill(job) and self._decode(job)
+        if not ended:
+            self._turns.again(job)
+        return ended
+
+    def _begin(self, job: Job) -> bool:
+        """Reserve a request's pages, if it has none; return False if it has to wait for some."""
+        if job.sequence is None:
+            if self._turns.others_hold_pages and not self.backend.has_room(job.prompt, job.total_tokens):
+                self._turns.set_aside(job)
+                return False
+            job.begin(self.backend.open(job.prompt, job.total_tokens))
+        return True
+
+    def _prefill(self, job: Job) -> bool:
+        """Prefill what is left of the prompt, or one chunk while others wait; return whether that is all of it."""
+        sequence, last = job.held, len(job.prompt) - 1
+        if sequence.length >= last or job.cancel.is_set:
+            return True
+        began, before = time.perf_counter(), sequence.length
+        self.backend.prefill(sequence, job.cancel, job.progress, self._others_wait)
+        job.prefill_s += time.perf_counter() - began
+        job.prefilled_tokens += sequence.length - before
+        return sequence.length >= last or job.cancel.is_set
+
+    def _decode(self, job: Job) -> bool:
+        """Make tokens until the answer's end, or while others wait until the end of a slice; return whether it ended.
+
+        Alone, a request decodes in one run. If somebody comes, the run is closed as soon as it has had its slice.
+        """
+        answer, slice_tokens, made = job.answer, self.options.slice_tokens, 0
+        asked = min(job.left, slice_tokens) if self._others_wait() else job.left
+        with closing(self._tokens(job, asked)) as tokens:
+            for token in tokens:
+                made += 1
+                job.count_token()
+                for delta in answer.push(token):
+                    self._deliver(job, delta)
+                if job.constraint is not None and answer.finish_reason is None:
+                    job.constraint.accept(token.token_id)
+                    if job.constraint.done:
+                        answer.finish_reason = "stop"
+                if answer.finish_reason is not None:
+                    return True
+                if self._others_wait() and made >= slice_tokens:
+                    return job.left == 0 or job.cancel.is_set
+        return made < asked or job.left == 0
+
+    def _tokens(self, job: Job, limit: int) -> Generator[DecodedToken, None, None]:
         """Yield up to `limit` tokens: of one run, or with a constraint of a run for each."""
-        decode, ends = self.backend.decode, job.answer.end_ids
-        if job.constraint is None:
-            yield from decode(sequence, job.sampling, limit, ends, job.cancel)
+        decode, constraint, ends = self.backend.decode, job.constraint, job.answer.end_ids
+        if constraint is None:
+            yield from decode(job.held, job.sampling, limit, ends, job.cancel)
             return
         for _ in range(limit):
-            for token in decode(sequence, job.sampling, 1, ends, job.cancel, job.constraint.mask()):
-                if token.token_id not in ends:
-                    job.constraint.accept(token.token_id)
-                yield token
-                if token.token_id in ends:
-                    return
-                if job.constraint.done:
-                    job.answer.finish_reason = "stop"
-                    return
+            if job.cancel.is_set:
+                return
+            yield from decode(job.held, job.sampling, 1, ends, job.cancel, constraint.mask())
 
-    def _run(self, job: _Job) -> Completion:
-        backend, prompt = self.backend, job.prompt
-        started = time.perf_counter()
-        room = backend.max_context - len(prompt)
-        limit = min(room, job.params.max_tokens or room)
-        answer = job.answer
-        times: list[float] = []
-        sequence = backend.open(prompt, len(prompt) + limit)
+    def _others_wait(self) -> bool:
+        self._end_withdrawn()
+        return self._turns.others
+
+    def _end_withdrawn(self) -> None:
+        """End the requests that were cancelled while they waited for a turn."""
+        while not self._cancelled.empty():
+            job = self._turns.withdraw(self._cancelled.get())
+            if job is not None:
+                self._finish(job)
+
+    def _finish(self, job: Job) -> None:
+        """Flush the answer, give the pages back and tell the owner."""
         try:
-            backend.prefill(sequence, job.cancel, job.progress)
-            prefilled = time.perf_counter()
-            with closing(self._tokens(job, sequence, limit)) as tokens:
-                for token in tokens if not job.cancel.is_set else ():
-                    times.append(time.perf_counter())
-                    for delta in answer.push(token):
-                        self._deliver(job, delta)
-                    if answer.finish_reason is not None:
-                        break
-        finally:
-            backend.release(sequence)
-        for delta in answer.finish("cancelled" if job.cancel.is_set else "length"):
-            self._deliver(job, delta)
-        timings = Timings(
-            queue_ms=(started - job.submitted) * 1e3,
-            prefill_ms=(prefilled - started) * 1e3,
-            ttft_ms=(times[0] - job.submitted) * 1e3 if times else 0.0,
-            decode_ms=(times[-1] - times[0]) * 1e3 if times else 0.0,
-            prefill_tokens=len(prompt) - 1,
-            decode_tokens=len(times),
-        )
-        return Completion(
-            text=answer.text,
-            thinking=answer.thinking,
-            token_ids=tuple(answer.token_ids),
-            finish_reason=answer.finish_reason or "length",
-            usage=Usage(len(prompt), answer.sampled_tokens),
-            timings=timings,
-            seed=job.sampling.seed,
-            prompt_token_ids=prompt,
-            logprobs=tuple(answer.logprobs) if job.params.logprobs is not None else None,
-        )
+            for delta in job.answer.finish("cancelled" if job.cancel.is_set else "length"):
+                self._deliver(job, delta)
+            self._release(job)
+            self._deliver(job, job.completion())
+        except Exception as error:
+            self._fail(job, error)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Give the pages back, which may hold anything, and tell the owner."""
+        self._release(job, failed=True)
+        self._deliver(job, self._judge(error))
+
+    def _release(self, job: Job, *, failed: bool = False) -> None:
+        sequence, job.sequence = job.sequence, None
+        if sequence is not None:
+            self.backend.release(sequence, failed=failed)
+            self._turns.pages_freed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -115,15 +116,22 @@ class Constraint(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CancelToken:
-    """Set by any thread; the engine looks at it between tokens and between prefill chunks."""
+    """Set by any thread; the engine looks at it between tokens and between prefill chunks.
 
+    `told`: a queue that takes the token when it is set, so that nobody has to look at those of waiting requests.
+    """
+
+    told: queue.SimpleQueue[CancelToken] | None = None
     _event: threading.Event = field(default_factory=threading.Event)
 
     def set(self) -> None:
-        """Ask the request to end."""
-        self._event.set()
+        """Ask the request to end. Safe in a destructor."""
+        if not self._event.is_set():
+            self._event.set()
+            if self.told is not None:
+                self.told.put(self)
 
     @property
     def is_set(self) -> bool:

@@ -59,6 +59,7 @@ class Script:
 class ScriptedSequence:
     prompt: list[int]
     length: int = 0
+    made: int = 0
 
 
 @dataclass
@@ -120,13 +121,15 @@ class ScriptedBackend:
     ) -> Generator[DecodedToken, None, None]:
         self.limits.append(limit)
         self.samplings.append(sampling)
-        for step in self.script.tokens[:limit]:
+        assert isinstance(sequence, ScriptedSequence)
+        for step in self.script.tokens[sequence.made : sequence.made + limit]:
             if cancel.is_set:
                 return
             if isinstance(step, BaseException):
                 raise step
             time.sleep(self.script.delay_s)
             self.yielded += 1
+            sequence.made += 1
             yield DecodedToken(step, -0.5, ((step, -0.5), (65, -2.0)))
             if step in stop_ids:
                 return

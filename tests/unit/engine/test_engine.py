@@ -60,7 +60,7 @@ def test_ignore_eos_goes_on_and_stop_token_ids_end(start: Start) -> None:
 
 
 @pytest.mark.complaint(
-    "I3", file="engine/engine.py", old="job.params.max_tokens or room", new="job.params.max_tokens or 100"
+    "I3", file="engine/engine.py", old="params.max_tokens or room", new="params.max_tokens or 100"
 )
 def test_without_max_tokens_an_answer_may_fill_the_context(start: Start) -> None:
     engine, backend = start([65] * 500, max_context=300)
@@ -72,8 +72,8 @@ def test_without_max_tokens_an_answer_may_fill_the_context(start: Start) -> None
 @pytest.mark.complaint(
     "I4",
     file="engine/engine.py",
-    old="limit = min(room, job.params.max_tokens or room)",
-    new="limit = job.params.max_tokens or room",
+    old="limit=min(room, params.max_tokens or room)",
+    new="limit=params.max_tokens or room",
 )
 def test_max_tokens_is_cut_to_what_is_left_of_the_context(start: Start) -> None:
     engine, backend = start([65] * 500, max_context=100)
