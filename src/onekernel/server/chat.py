@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onekernel.config import SamplingParams
 from onekernel.engine.prompt import Encoded, encode
-from onekernel.engine.request import Completion, Delta
-from onekernel.server.api_error import as_api_error, bad_request
+from onekernel.engine.request import Constraint
+from onekernel.server.answering import answer
+from onekernel.server.api_error import bad_request
 from onekernel.server.body import read_body
-from onekernel.server.event_stream import DONE, KEEP_ALIVE, EventStream, event, until_gone
+from onekernel.server.chat_form import ChatForm
 from onekernel.server.fields import ChatBody
-from onekernel.server.json_response import JsonResponse
-from onekernel.server.logprobs import chat_logprobs
-from onekernel.server.messages import template_messages
-from onekernel.server.run import Run
+from onekernel.server.grammar import AfterThinking, response_grammar
+from onekernel.server.messages import template_messages, template_options
+from onekernel.server.run import Choice
 from onekernel.server.sampling import sampling_params
 from onekernel.server.service import Service
-from onekernel.server.usage import timings, usage
+from onekernel.server.tools import Tools, read_tools, with_tools
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat, as one object or as a stream of events."""
     service: Service = request.app.state.service
     body = await read_body(request, ChatBody, service.settings)
-    engine = service.engine
+    engine, model = service.engine, service.model_named(body.model)
     params = sampling_params(
         body,
         engine.generation_config,
@@ -39,14 +35,19 @@ async def chat_completions(request: Request) -> Response:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=_logprobs(body),
     )
-    model = service.model_named(body.model)
+    tools = read_tools(body, service.settings)
     messages = template_messages(body.messages, service.settings)
-    template = dict(body.chat_template_kwargs or {})
-    prompt = await asyncio.to_thread(encode, engine.tokenizer, messages, template)
-    chat = _Chat(service, body, model, prompt, params)
-    if body.stream:
-        return EventStream(chat.events(chat.start()))
-    return await until_gone(chat.whole(), request.receive) or Response(status_code=499)
+    template = template_options(body.chat_template_kwargs, body.reasoning_effort)
+    with_tools(messages, template, tools, engine.tokenizer)
+
+    def prepare() -> list[Choice]:
+        prompt = encode(engine.tokenizer, messages, template)
+        constraints = _constraints(service, body, tools, prompt, len(params))
+        return [Choice(prompt, one, constraint) for one, constraint in zip(params, constraints, strict=True)]
+
+    choices = await asyncio.to_thread(prepare)
+    form = ChatForm(None if tools is None else tools.reader)
+    return await answer(request, service, body, model, choices, form)
 
 
 def _logprobs(body: ChatBody) -> int | None:
@@ -55,82 +56,19 @@ def _logprobs(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-class _Chat:
-    """One chat request that is being answered."""
-
-    def __init__(
-        self, service: Service, body: ChatBody, model: str, prompt: Encoded, params: list[SamplingParams]
-    ) -> None:
-        self._service = service
-        self._body = body
-        self._prompt = prompt
-        self._params = params
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-
-    def start(self) -> Run:
-        """Queue every choice; raises what the engine refuses."""
-        settings = self._service.settings
-        return Run(self._service.engine, self._prompt, self._params, settings.request_timeout_s)
-
-    async def whole(self) -> Response:
-        """Return the answer as one object."""
-        with self.start() as run:
-            done = await run.completions()
-        return JsonResponse(
-            {
-                **self._head,
-                "object": "chat.completion",
-                "choices": [_choice(index, one) for index, one in enumerate(done)],
-                "usage": usage(done),
-                "timings": timings(done[0]),
-            }
-        )
-
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
-        """Yield the answer as events: the role, pieces, a finish_reason, the usage if it was asked for, [DONE]."""
-        with_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
-        usage_member = {"usage": None} if with_usage else {}
-        head = {**self._head, "object": "chat.completion.chunk"}
-        begun: set[int] = set()
-        done: dict[int, Completion] = {}
-
-        def chunk(index: int, delta: dict[str, Any], **members: Any) -> bytes:
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | members
-            return event({**head, "choices": [choice], **usage_member})
-
-        with run:
-            try:
-                async for batch in run.batches(self._service.settings.keep_alive_s):
-                    pieces = [] if batch else [KEEP_ALIVE]
-                    for index, one in batch:
-                        if index not in begun:
-                            begun.add(index)
-                            pieces.append(chunk(index, {"role": "assistant", "content": ""}))
-                        if isinstance(one, Completion):
-                            done[index] = one
-                            final = {"index": index, "delta": {}, "logprobs": None, "finish_reason": one.finish_reason}
-                            pieces.append(event({**head, "choices": [final], "timings": timings(one), **usage_member}))
-                        elif one.text or one.logprobs:
-                            pieces.append(chunk(index, _delta(one), logprobs=chat_logprobs(one.logprobs) or None))
-                    yield b"".join(pieces)
-                if with_usage:
-                    yield event({**head, "choices": [], "usage": usage(list(done.values()))})
-            except Exception as error:
-                yield event(as_api_error(error).body())
-            yield DONE
-
-
-def _delta(delta: Delta) -> dict[str, Any]:
-    return {"reasoning_content" if delta.thinking else "content": delta.text}
-
-
-def _choice(index: int, completion: Completion) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
-    if completion.thinking:
-        message["reasoning_content"] = completion.thinking
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": chat_logprobs(completion.logprobs),
-        "finish_reason": completion.finish_reason,
-    }
+def _constraints(
+    service: Service, body: ChatBody, tools: Tools | None, prompt: Encoded, count: int
+) -> Sequence[Constraint | None]:
+    """Return a constraint for each choice: of a demanded call, or of the response_format."""
+    tokenizer = service.engine.tokenizer
+    grammar, param = response_grammar(body.response_format, service.settings), "response_format"
+    if tools is not None and tools.demanded:
+        if grammar is not None:
+            raise bad_request("a demanded tool call and a response_format exclude each other", "response_format")
+        grammar, param = tools.grammar(tokenizer), "tools"
+    if grammar is None:
+        return [None] * count
+    made = service.grammars.constraints(grammar, count, param)
+    if prompt.splitter is not None and prompt.splitter.inside:
+        return [AfterThinking(one, tokenizer, prompt.splitter.close_tag) for one in made]
+    return made

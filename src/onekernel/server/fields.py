@@ -59,6 +59,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "top_n_sigma": ((None, -1, 0), _ONE_WAY),
     "n_predict": (_NOTHING, "use max_tokens"),
     "repeat_penalty": ((None, 1), "use repetition_penalty"),
+    "add_generation_prompt": ((None, True), "use chat_template_kwargs"),
+    "continue_final_message": ((None, False), "use /v1/completions to continue a text"),
+    "chat_template": (_NOTHING, "the model's own template is used; its variables go in chat_template_kwargs"),
+    "documents": ((None, []), "use chat_template_kwargs"),
     "images": ((None, []), "this model reads text"),
     "input": (_NOTHING, "use messages, or prompt on /v1/completions"),
 }
@@ -108,6 +112,7 @@ class ChatBody(Generation, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 

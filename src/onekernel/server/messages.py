@@ -97,3 +97,17 @@ def _arguments(arguments: Any) -> Any:
 
 def _kind(value: Any) -> str:
     return "null" if value is None else f"of type {type(value).__name__}"
+
+
+_OWN_OPTIONS = ("messages", "tools", "parse_special_in_content", "self")
+
+
+def template_options(given: Mapping[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+    """Return what goes to the chat template beside the messages; raises ApiError for names that are not its own."""
+    options = dict(given or {})
+    for name in _OWN_OPTIONS:
+        if name in options:
+            raise bad_request(f"chat_template_kwargs may not hold {name}", "chat_template_kwargs")
+    if reasoning_effort is not None:
+        options.setdefault("reasoning_effort", reasoning_effort)
+    return options

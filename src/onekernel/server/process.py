@@ -18,6 +18,7 @@ import uvloop
 from onekernel.errors import ConfigError
 from onekernel.llm import LLM
 from onekernel.server.app import create_app
+from onekernel.server.protocol import GuardedProtocol
 from onekernel.server.service import Service
 
 _log = logging.getLogger(__name__)
@@ -63,9 +64,11 @@ class _Process:
         self._llm: LLM | None = None
         self._load_error: BaseException | None = None
         self._loader: threading.Thread | None = None
+        protocol = type("_Protocol", (GuardedProtocol,), {"head_timeout_s": service.settings.body_timeout_s})
         self._server = _Server(
             uvicorn.Config(
                 create_app(service),
+                http=protocol,
                 log_config=None,
                 lifespan="off",
                 ws="none",
@@ -92,7 +95,7 @@ class _Process:
     def _run_load(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._llm = self._load()
-            self._service.loaded_engine = self._llm.loaded.engine
+            self._service.ready(self._llm.loaded.engine)
         except BaseException as error:
             self._load_error = error
             with contextlib.suppress(RuntimeError):  # the loop has ended

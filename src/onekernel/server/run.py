@@ -7,14 +7,27 @@ import copy
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from onekernel.config import SamplingParams
-from onekernel.engine.engine import Deliver, Engine, Event
+from onekernel.engine.engine import Deliver, Event
 from onekernel.engine.prompt import Encoded
-from onekernel.engine.request import CancelToken, Completion, Delta
+from onekernel.engine.request import CancelToken, Completion, Constraint, Delta
 from onekernel.server.api_error import ApiError
+
+if TYPE_CHECKING:
+    from onekernel.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer that is asked for."""
+
+    prompt: Encoded
+    params: SamplingParams
+    constraint: Constraint | None = None
 
 
 class Run:
@@ -23,32 +36,26 @@ class Run:
     Raises what `Engine.submit` raises, with nothing left running.
     """
 
-    def __init__(self, engine: Engine, prompt: Encoded, params: Sequence[SamplingParams], timeout_s: float) -> None:
+    def __init__(self, service: Service, choices: Sequence[Choice]) -> None:
+        self._service = service
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[int, Event]] = deque()
         self._woken = False
         self._wake = asyncio.Event()
-        self._open = len(params)
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._open = len(choices)
+        self._deadline = time.monotonic() + service.settings.request_timeout_s
         self._cancels: list[CancelToken] = []
         try:
-            for index, one in enumerate(params):
-                self._cancels.append(
-                    engine.submit(
-                        prompt.token_ids,
-                        one,
-                        self._deliver_to(index),
-                        splitter=copy.copy(prompt.splitter),  # each choice thinks for itself
-                        continues=prompt.continues,
-                    )
-                )
+            for index, choice in enumerate(choices):
+                self._cancels.append(self._submit(choice, self._deliver_to(index)))
         except BaseException:
             self.cancel()
             raise
+        service.runs.add(self)
 
     def cancel(self) -> None:
         """Ask every choice to end; the engine lets go of each within one slice."""
+        self._service.runs.discard(self)
         for token in self._cancels:
             token.set()
 
@@ -68,7 +75,11 @@ class Run:
             for index, event in await self._next(keep_alive_s):
                 if isinstance(event, BaseException):
                     raise event
-                self._open -= isinstance(event, Completion)
+                if isinstance(event, Completion):
+                    if event.finish_reason == "cancelled":
+                        raise ApiError(503, "the engine was closed during this answer", kind="server_error")
+                    self._open -= 1
+                    self._service.metrics.answered(event)
                 batch.append((index, event))
             yield batch
 
@@ -87,12 +98,23 @@ class Run:
     ) -> None:
         self.cancel()
 
+    def _submit(self, choice: Choice, deliver: Deliver) -> CancelToken:
+        prompt = choice.prompt
+        return self._service.engine.submit(
+            prompt.token_ids,
+            choice.params,
+            deliver,
+            splitter=copy.copy(prompt.splitter),  # each choice thinks for itself
+            continues=prompt.continues,
+            constraint=choice.constraint,
+        )
+
     def _deliver_to(self, index: int) -> Deliver:
         arrived, wake = self._arrived, self._loop.call_soon_threadsafe
 
         def deliver(event: Event) -> None:
             arrived.append((index, event))
-            if not self._woken:  # the reader is not on its way yet; one wake-up serves all that arrives until then
+            if not self._woken:  # else the reader is on its way, and one wake-up serves all that arrives until then
                 self._woken = True
                 wake(self._wake.set)
 
@@ -100,24 +122,28 @@ class Run:
 
     async def _next(self, keep_alive_s: float | None) -> list[tuple[int, Event]]:
         if not self._arrived:
-            rest = self._deadline - time.monotonic()
-            patience = rest if keep_alive_s is None else min(keep_alive_s, rest)
+            rest = max(self._deadline - time.monotonic(), 0.0)
             try:
-                async with asyncio.timeout(max(patience, 0)):
+                async with asyncio.timeout(rest if keep_alive_s is None else min(keep_alive_s, rest)):
                     await self._wake.wait()
             except TimeoutError:
                 if time.monotonic() < self._deadline:
                     return []
-                raise ApiError(
-                    504,
-                    f"the request took longer than {self._timeout_s:g} s; ask for a smaller max_tokens, or start the "
-                    "server with a larger --request-timeout",
-                    kind="timeout_error",
-                    code="timeout",
-                ) from None
+                raise self._too_late() from None
+        elif time.monotonic() > self._deadline:
+            raise self._too_late()
         self._wake.clear()
         self._woken = False
         batch = []
         while self._arrived:
             batch.append(self._arrived.popleft())
         return batch
+
+    def _too_late(self) -> ApiError:
+        return ApiError(
+            504,
+            f"the request took longer than {self._service.settings.request_timeout_s:g} s; ask for a smaller "
+            "max_tokens, or start the server with a larger --request-timeout",
+            kind="timeout_error",
+            code="timeout",
+        )

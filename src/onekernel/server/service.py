@@ -6,6 +6,8 @@ from typing import Literal
 
 from onekernel.engine.engine import Engine
 from onekernel.server.api_error import ApiError, without_paths
+from onekernel.server.grammar import Grammars
+from onekernel.server.metrics import Metrics
 from onekernel.server.run import Run
 from onekernel.server.settings import ServerSettings
 
@@ -16,10 +18,25 @@ class Service:
     def __init__(self, settings: ServerSettings, engine: Engine | None = None) -> None:
         self.settings = settings
         self.loaded_engine = engine
+        self.metrics = Metrics()
         self.read_limit_us: float | None = None
         """The least time of a token, which is that of reading the weights; None where nobody measured it."""
         self.runs: set[Run] = set()
         """Requests that are being answered."""
+        if engine is not None:
+            self.ready(engine)
+
+    def ready(self, engine: Engine) -> None:
+        """Take requests from now on. May be called from any thread."""
+        self._grammars = Grammars(engine.tokenizer, engine.backend.config.vocab_size)
+        self.metrics.watch(engine)
+        self.loaded_engine = engine
+
+    @property
+    def grammars(self) -> Grammars:
+        """What makes constraints; raises what `engine` raises."""
+        _ = self.engine
+        return self._grammars
 
     @property
     def state(self) -> Literal["loading", "ready", "failed"]:

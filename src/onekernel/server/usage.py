@@ -8,15 +8,16 @@ from typing import Any
 from onekernel.engine.request import Completion
 
 
-def usage(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Return OpenAI's usage object: the prompt counts once, the answers all."""
-    prompt = completions[0].usage.prompt_tokens
+def usage(completions: Sequence[Completion], prompts: int = 1) -> dict[str, Any]:
+    """Return OpenAI's usage object of choices that follow each other prompt by prompt: each prompt counts once."""
+    firsts = completions[:: len(completions) // prompts]
+    prompt = sum(one.usage.prompt_tokens for one in firsts)
     answers = sum(one.usage.completion_tokens for one in completions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": completions[0].usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(one.usage.cached_tokens for one in firsts)},
     }
 
 

@@ -49,6 +49,16 @@ class ThinkingSplitter:
         """Return a splitter for the answer to a rendered prompt, which may end with the opening tag."""
         return cls(tags.open, tags.close, inside=prompt.rstrip().endswith(tags.open))
 
+    @property
+    def inside(self) -> bool:
+        """Whether the text is within the tags now."""
+        return self._inside
+
+    @property
+    def close_tag(self) -> str:
+        """The text that ends thinking."""
+        return next(tag for tag, opens in self._tags.items() if not opens)
+
     def push(self, text: str) -> list[tuple[str, bool]]:
         """Take a piece of text; return the pieces that are certain, none of them empty."""
         self._held += text

@@ -1,0 +1,120 @@
+"""Tool calls in an answer's text, told apart while it streams.
+
+Two forms are read: JSON objects between <tool_call> tags (Qwen, Hermes), anywhere in the answer, and an answer that is
+nothing but JSON objects (Llama 3, and models whose tags are special tokens, which text leaves out; Mistral puts them in
+a list). An object is a call if it has the name of a tool that was offered; everything else stays text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReader:
+    """Takes an answer's text in pieces; returns text that can be shown and calls that are complete.
+
+    names: the tools that were offered. most: calls that are taken; what follows them is left out.
+    """
+
+    def __init__(self, names: Iterable[str], most: int | None = None) -> None:
+        self._names = frozenset(names)
+        self._most = most
+        self._held = ""
+        self._begun = False
+        self._bare = False
+        self.found = 0
+        """Calls so far."""
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Take a piece of text; return the text before, between and after calls that is certain, and the calls."""
+        self._held += text
+        if not self._begun and not self._begin():
+            return "", []
+        if self._bare:
+            return "", []
+        shown: list[str] = []
+        calls: list[ToolCall] = []
+        while (start := self._held.find(OPEN)) >= 0:
+            end = self._held.find(CLOSE, start)
+            if end < 0:
+                break
+            shown.append(self._held[:start])
+            found = self._calls(self._held[start + len(OPEN) : end])
+            end += len(CLOSE)
+            if found is None:
+                shown.append(self._held[start:end])
+            else:
+                calls += found
+            self._held = self._held[end:].lstrip("\n") if found else self._held[end:]
+        if start < 0:
+            start = len(self._held) - _partial(self._held, OPEN)
+        shown.append(self._held[:start])
+        self._held = self._held[start:]
+        return "".join(shown), self._take(calls)
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        """End the text: return what was held back, as calls if it is complete ones, else as text."""
+        rest, self._held = self._held, ""
+        if self._bare or rest.startswith(OPEN):
+            found = self._calls(rest.strip().removeprefix(PYTHON_TAG).removeprefix(OPEN))
+            if found is not None:
+                return "", self._take(found)
+        return rest, []
+
+    def _begin(self) -> bool:
+        """Decide by the first characters whether the whole answer may be calls; return whether that is decided."""
+        start = self._held.lstrip()
+        if not start or start == "[" or (PYTHON_TAG.startswith(start) and start != PYTHON_TAG):
+            return False
+        self._begun = True
+        self._bare = start.startswith(("{", "[{", PYTHON_TAG))
+        return True
+
+    def _take(self, calls: list[ToolCall]) -> list[ToolCall]:
+        if self._most is not None:
+            calls = calls[: max(self._most - self.found, 0)]
+        self.found += len(calls)
+        return calls
+
+    def _calls(self, text: str) -> list[ToolCall] | None:
+        """Return the calls that a text consists of; None if it does not consist of calls."""
+        decoder = json.JSONDecoder()
+        values: list[Any] = []
+        text = text.strip()
+        while text:
+            try:
+                value, end = decoder.raw_decode(text)
+            except (ValueError, RecursionError):
+                return None
+            values += value if isinstance(value, list) else [value]
+            text = text[end:].lstrip(" \r\n\t;,")
+        calls = [self._call(value) for value in values]
+        return [call for call in calls if call is not None] if calls and None not in calls else None
+
+    def _call(self, value: Any) -> ToolCall | None:
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in self._names:
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        if isinstance(arguments, str):
+            return ToolCall(name, arguments)
+        return ToolCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+
+
+def _partial(text: str, tag: str) -> int:
+    """Return the length of the longest tail that is a proper beginning of the tag."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
