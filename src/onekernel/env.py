@@ -25,6 +25,7 @@ VARIABLES = (
         "ONEKERNEL_CACHE_DIR",
         "folder for compiled kernels (default: $XDG_CACHE_HOME/onekernel or ~/.cache/onekernel)",
     ),
+    Variable("ONEKERNEL_API_KEY", "key that `onekernel serve` asks of its clients"),
     Variable("ONEKERNEL_LOG", "log level: debug, info, warning (default) or error"),
     Variable("ONEKERNEL_NVCC", "path of an nvcc to compile with instead of NVRTC (debugging)"),
     Variable("HF_HOME", "the Hugging Face cache folder", ours=False),

@@ -13,7 +13,7 @@ USAGE = "[--json]"
 Rows = list[tuple[str, str]]
 
 _MORE_PACKAGES = ("nvidia-cuda-nvrtc", "numpy", "jinja2", "gguf", "prompt-toolkit", "transformers")
-_SECRET = ("HF_TOKEN",)
+_SECRET = ("HF_TOKEN", "ONEKERNEL_API_KEY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
