@@ -108,7 +108,8 @@ def attempt(fault: Fault, tests: set[str]) -> str | None:
         if problem := plant(fault, copy):
             return problem
         # `pythonpath` of pyproject.toml would put the real source in front of the copy.
-        options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib -p no:schemathesis", "-p", "no:cacheprovider", "-q"]
+        options = ["-o", "pythonpath=", "-o", "addopts=--import-mode=importlib", "-q"]
+        options += ["-p", "no:cacheprovider", "-p", "no:schemathesis"]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", *options, *sorted(tests)]
         try:
