@@ -283,6 +283,11 @@ class Engine:
 
     def _release(self, job: Job, *, failed: bool = False) -> None:
         sequence, job.sequence = job.sequence, None
-        if sequence is not None:
+        if sequence is None:
+            return
+        try:
             self.backend.release(sequence, failed=failed)
-            self._turns.pages_freed()
+        except Exception as error:  # without these pages somebody would wait for ever
+            _log.error("the engine cannot give pages back and takes no more requests", exc_info=error)
+            self.failure = error
+        self._turns.pages_freed()

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from onekernel.config import PREFILL_CHUNK_TOKENS, ModelConfig, Sampling
+from onekernel.config import PREFILL_CHUNK_TOKENS, EngineConfig, ModelConfig, Sampling
 from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState, never
 from onekernel.engine.engine import Engine, Event
 from onekernel.engine.request import CancelToken
@@ -64,7 +64,11 @@ class ScriptedSequence:
 
 @dataclass
 class ScriptedBackend:
-    """Answers every request with `script`, and notes what it was asked."""
+    """Answers every request with `script`, and notes what it was asked and in which order.
+
+    Owners in `trace` are the first tokens of prompts; a chunk of prefill is an owner's negative number. `room`: how
+    many sequences have pages at once. `gates`: at which count of tokens made to wait for what.
+    """
 
     script: Script
     max_context: int = 4096
@@ -81,12 +85,17 @@ class ScriptedBackend:
     samplings: list[Sampling] = field(default_factory=list)
     closed: bool = False
     prefill_gate: threading.Event | None = None
+    trace: list[int] = field(default_factory=list)
+    room: int = 1000
+    gates: dict[int, threading.Event] = field(default_factory=dict)
+    masks: list[torch.Tensor | None] = field(default_factory=list)
+    released: list[tuple[int, bool]] = field(default_factory=list)
 
     def has_room(self, prompt: Sequence[int], total_tokens: int) -> bool:
-        return True
+        return self.open_sequences < self.room
 
     def cache_use(self) -> CacheUse:
-        return CacheUse()
+        return CacheUse(self.open_sequences, 0, self.room)
 
     def open(self, prompt: Sequence[int], total_tokens: int) -> SequenceState:
         self.open_sequences += 1
@@ -106,6 +115,7 @@ class ScriptedBackend:
                 self.prefill_gate.wait(10)
             sequence.length = min(total, sequence.length + PREFILL_CHUNK_TOKENS)
             self.chunks += 1
+            self.trace.append(-sequence.prompt[0])
             progress(sequence.length, total)
             if pause():
                 return
@@ -121,8 +131,11 @@ class ScriptedBackend:
     ) -> Generator[DecodedToken, None, None]:
         self.limits.append(limit)
         self.samplings.append(sampling)
+        self.masks.append(mask)
         assert isinstance(sequence, ScriptedSequence)
         for step in self.script.tokens[sequence.made : sequence.made + limit]:
+            if (gate := self.gates.get(self.yielded)) is not None:
+                assert gate.wait(10)
             if cancel.is_set:
                 return
             if isinstance(step, BaseException):
@@ -130,12 +143,15 @@ class ScriptedBackend:
             time.sleep(self.script.delay_s)
             self.yielded += 1
             sequence.made += 1
+            self.trace.append(sequence.prompt[0])
             yield DecodedToken(step, -0.5, ((step, -0.5), (65, -2.0)))
             if step in stop_ids:
                 return
 
     def release(self, sequence: SequenceState, *, failed: bool = False) -> None:
+        assert isinstance(sequence, ScriptedSequence)
         self.open_sequences -= 1
+        self.released.append((sequence.prompt[0], failed))
 
     def close(self) -> None:
         self.closed = True
@@ -147,9 +163,11 @@ def start(byte_tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[Engine, Scr
     engines: list[Engine] = []
 
     def make(tokens: Sequence[int | BaseException] | bytes, **options: object) -> tuple[Engine, ScriptedBackend]:
+        settings = options.pop("settings", None)
+        assert settings is None or isinstance(settings, EngineConfig)
         delay = float(options.pop("delay_s", 0.0))  # type: ignore[arg-type]
         backend = ScriptedBackend(Script(list(tokens), delay), **options)  # type: ignore[arg-type]
-        engine = Engine(backend, byte_tokenizer, {})
+        engine = Engine(backend, byte_tokenizer, {}, settings)
         engines.append(engine)
         return engine, backend
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from onekernel.config import PREFILL_CHUNK_TOKENS, ModelConfig, Sampling
-from onekernel.engine.backend import DecodedToken, MemoryReport
+from onekernel.engine.backend import DecodedToken, MemoryReport, never
 from onekernel.engine.engine import Engine
 from onekernel.engine.request import CancelToken
+from onekernel.engine.status import CacheUse
 from onekernel.errors import NumericError
 from onekernel.measure.bench import Result, random_ids, time_workload
 from onekernel.measure.workload import Workload
@@ -40,7 +41,19 @@ class Clockwork:
         self.prompts.append(list(prompt))
         return SimpleNamespace(length=0, prompt=prompt)
 
-    def prefill(self, sequence: Any, cancel: CancelToken, progress: Callable[[int, int], None]) -> None:
+    def cache_use(self) -> CacheUse:
+        return CacheUse()
+
+    def has_room(self, prompt: Sequence[int], total_tokens: int) -> bool:
+        return True
+
+    def prefill(
+        self,
+        sequence: Any,
+        cancel: CancelToken,
+        progress: Callable[[int, int], None],
+        pause: Callable[[], bool] = never,
+    ) -> None:
         total = len(sequence.prompt) - 1
         while sequence.length < total:
             self.now += CHUNK_S
@@ -48,7 +61,13 @@ class Clockwork:
             progress(sequence.length, total)
 
     def decode(
-        self, sequence: Any, sampling: Sampling, limit: int, stop_ids: frozenset[int], cancel: CancelToken
+        self,
+        sequence: Any,
+        sampling: Sampling,
+        limit: int,
+        stop_ids: frozenset[int],
+        cancel: CancelToken,
+        mask: object = None,
     ) -> Generator[DecodedToken, None, None]:
         self.samplings.append(sampling)
         assert not stop_ids
@@ -58,7 +77,7 @@ class Clockwork:
                 raise NumericError("the logits are not finite")
             yield DecodedToken(token_id)
 
-    def release(self, sequence: Any) -> None:
+    def release(self, sequence: Any, *, failed: bool = False) -> None:
         pass
 
     def close(self) -> None:
@@ -68,7 +87,8 @@ class Clockwork:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     backend = Clockwork()
-    monkeypatch.setattr("onekernel.engine.engine.time", backend)
+    for module in ("engine.engine", "engine.job"):
+        monkeypatch.setattr(f"onekernel.{module}.time", backend)
     monkeypatch.setattr("onekernel.measure.bench.time", backend)
     sampled = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.3}
     engine = Engine(backend, Tokenizer.placeholder(300), sampled)
