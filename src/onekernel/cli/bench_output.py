@@ -15,6 +15,7 @@ import torch
 from onekernel import __version__
 from onekernel.cli.console import Console
 from onekernel.engine.memory import format_bytes
+from onekernel.models.sizes import bytes_read_per_token
 
 if TYPE_CHECKING:
     from onekernel.engine.load import Loaded
@@ -55,7 +56,7 @@ class Row:
         """Return the row of a result on a loaded model."""
         work, backend, config = result.workload, loaded.engine.backend, loaded.config
         decode_only = work.n_prompt == 0
-        read_bytes = config.parameters_read_per_token * loaded.dtype.itemsize
+        read_bytes = bytes_read_per_token(config, loaded.dtype.itemsize, backend.device)
         return cls(
             version=__version__,
             torch=torch.__version__,

@@ -14,6 +14,7 @@ from onekernel.cli.flags import add_model, engine_config, model_name
 
 if TYPE_CHECKING:
     from onekernel.cli.model_facts import ModelFacts
+    from onekernel.config import ModelConfig
 
 HELP = "what a model is and what a token costs"
 USAGE = "MODEL [options]"
@@ -53,6 +54,8 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
         ("tied embeddings", config.tie_word_embeddings),
         ("QKV bias", config.qkv_bias),
         ("QK-norm", config.qk_norm),
+        ("sub-norms", config.sub_norms),
+        (_ternary(config), config.ternary is not None),
     ]
     stored = "no weights here"
     if facts.stored_bytes is not None:
@@ -61,6 +64,7 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
     scaling = config.rope_scaling
     stretch = "" if scaling.kind == "default" else f", {scaling.kind} scaling by {scaling.factor:g}"
     thinking = f"yes, {facts.thinking_tags[0]} ... {facts.thinking_tags[1]}" if facts.thinking_tags else "no"
+    kinds_in_memory = facts.dtype if config.ternary is None else f"ternary codes and {facts.dtype}"
     decode = f"{format_bytes(facts.weight_bytes_per_token)} of weights"
     return [
         ("model", f"{facts.name} ({facts.source})"),
@@ -72,7 +76,7 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
         ),
         ("parameters", f"{facts.parameters:,}"),
         ("in the files", stored),
-        ("in memory", f"{format_bytes(facts.memory_bytes)} as {facts.dtype}"),
+        ("in memory", f"{format_bytes(facts.memory_bytes)} as {kinds_in_memory}"),
         ("context", f"{facts.context_limit} tokens, RoPE base {config.rope_theta:g}{stretch}"),
         (
             "KV cache",
@@ -89,3 +93,12 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
             f"({facts.limit_tokens_per_s_full_context:.1f} at the end of the context)",
         ),
     ]
+
+
+def _ternary(config: ModelConfig) -> str:
+    """Return what is ternary and how scales are shared; empty if nothing is."""
+    if config.ternary is None:
+        return ""
+    group, head = config.ternary.group, config.ternary.head
+    scales = "one scale a projection" if group is None else f"a scale for {group} columns"
+    return f"ternary with {scales}" + ("" if head == "dense" else f", {head} head")

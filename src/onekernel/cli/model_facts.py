@@ -14,6 +14,7 @@ from onekernel.device.resolve import resolve_device
 from onekernel.engine.load import Listener, choose_dtype, open_tokenizer
 from onekernel.measure.bandwidth import read_bandwidth
 from onekernel.models.registry import model_config
+from onekernel.models.sizes import bytes_read_per_token, weight_bytes
 from onekernel.text.thinking import find_tags
 from onekernel.weights.open import LoadFormat, open_checkpoint
 
@@ -72,7 +73,7 @@ def read_facts(
     finally:
         checkpoint.close()
     dtype = choose_dtype(options.dtype, config, resolved.device)
-    per_token = config.parameters_read_per_token * dtype.itemsize
+    per_token = bytes_read_per_token(config, dtype.itemsize, resolved.device)
     kv_per_token = config.kv_bytes_per_token(dtype.itemsize)
     template = tokenizer.chat_template
     tags = find_tags("\n".join(template.sources.values())) if template else None
@@ -85,7 +86,7 @@ def read_facts(
         stored_bytes=sum(info.stored_bytes for info in tensors.values()) if has_files else None,
         stored_types=dict(Counter(info.stored_type for info in tensors.values()).most_common()),
         dtype=str(dtype).removeprefix("torch."),
-        memory_bytes=config.parameters * dtype.itemsize,
+        memory_bytes=weight_bytes(config, dtype.itemsize, resolved.device),
         weight_bytes_per_token=per_token,
         kv_bytes_per_token=kv_per_token,
         context_limit=config.context_limit,

@@ -21,8 +21,9 @@ from onekernel.engine.memory import check_memory, format_bytes, free_memory, pag
 from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.errors import ConfigError
 from onekernel.models.load import load_packed, load_weights
-from onekernel.models.model import Model
+from onekernel.models.model import Model, Weights
 from onekernel.models.registry import model_config
+from onekernel.models.ternary import load_ternary
 from onekernel.plan.plan import Plan
 from onekernel.text.tokenizer import Tokenizer
 from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings
@@ -177,7 +178,11 @@ def _reference_backend(
     clock: _Clock,
 ) -> Backend:
     with clock.step("weights"):
-        weights = load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
+        weights: Weights
+        if config.ternary is None:
+            weights = load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
+        else:
+            weights = load_ternary(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
         checkpoint.close()
     with clock.step("backend"):
         return ReferenceBackend(

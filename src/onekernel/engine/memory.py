@@ -9,6 +9,7 @@ from onekernel.device.host import available_memory_bytes
 from onekernel.engine.backend import MemoryReport
 from onekernel.errors import MemoryLimitError
 from onekernel.models.packed_weights import scratch_bytes
+from onekernel.models.sizes import weight_bytes
 from onekernel.plan.plan import Plan
 
 
@@ -35,7 +36,7 @@ def plan_memory(
     if dtype is not torch.float32 and not device.startswith("cuda"):
         workspace += 4 * config.hidden_size * 2 * config.intermediate_size  # one matrix expanded for prefill
     if plan is None:
-        return MemoryReport(config.parameters * element, kv_bytes, workspace)
+        return MemoryReport(weight_bytes(config, element, device), kv_bytes, workspace)
     layout, layer = plan.layout, scratch_bytes(plan.layout)
     constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
     padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size

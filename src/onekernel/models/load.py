@@ -10,15 +10,16 @@ from onekernel.config import ModelConfig
 from onekernel.models.model import LayerWeights, ModelWeights
 from onekernel.models.packed import PackedModel, allocate, pack_embedding, pack_final_norm, pack_layer, pack_matrix
 from onekernel.models.registry import check_tensors
+from onekernel.phases.linear import Weight
 from onekernel.weights.arena import WeightLayout
 from onekernel.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
 
-_EMBEDDING, _FINAL_NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-class _Reader:
+class Reader:
     """Reads tensors to the device in the wanted dtype and counts them for the progress bar."""
 
     def __init__(
@@ -30,10 +31,19 @@ class _Reader:
         self.total = sum(1 for name in checkpoint.tensors if "rotary_emb" not in name)
 
     def __call__(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return one tensor on the device, in the model's dtype or another."""
         tensor = self.checkpoint.read(name).to(device=self.device, dtype=dtype or self.dtype)
-        self.done += 1
-        self.progress(self.done, self.total)
+        self.count(1)
         return tensor.contiguous()
+
+    def count(self, tensors: int) -> None:
+        """Say that so many tensors were read."""
+        self.done += tensors
+        self.progress(self.done, self.total)
+
+    def matrix(self, names: tuple[str, ...]) -> torch.Tensor:
+        """Return one tensor, or several stacked."""
+        return self(names[0]) if len(names) == 1 else self.stacked(names)
 
     def stacked(self, names: tuple[str, ...]) -> torch.Tensor:
         """Return the tensors one under another, filled row block by row block."""
@@ -56,11 +66,11 @@ def load_weights(
 
     Raises ModelError naming any missing, extra or mis-shaped tensor before reading the first.
     """
-    read = _Reader(checkpoint, config, dtype, device, progress)
-    embedding = read(_EMBEDDING)
-    layers = tuple(_layer(read, config, index) for index in range(config.num_hidden_layers))
-    final_norm = read(_FINAL_NORM, torch.float32)
-    head = embedding if config.tie_word_embeddings else read(_HEAD)
+    read = Reader(checkpoint, config, dtype, device, progress)
+    embedding = read(EMBEDDING)
+    layers = tuple(read_layer(read, config, index, read.matrix) for index in range(config.num_hidden_layers))
+    final_norm = read(FINAL_NORM, torch.float32)
+    head = embedding if config.tie_word_embeddings else read(HEAD)
     read.end()
     return ModelWeights(embedding, layers, final_norm, head)
 
@@ -72,36 +82,47 @@ def load_packed(
 
     See `load_weights` for `progress` and errors.
     """
-    read = _Reader(checkpoint, config, torch.bfloat16, device, progress)
+    read = Reader(checkpoint, config, torch.bfloat16, device, progress)
     packed = allocate(config, layout, device)
-    pack_embedding(packed, read(_EMBEDDING))
+    pack_embedding(packed, read(EMBEDDING))
     for index in range(config.num_hidden_layers):
-        pack_layer(packed, index, _layer(read, config, index))
-    pack_final_norm(packed, read(_FINAL_NORM, torch.float32))
+        pack_layer(packed, index, read_layer(read, config, index, read.matrix))
+    pack_final_norm(packed, read(FINAL_NORM, torch.float32))
     if not config.tie_word_embeddings:
-        pack_matrix(packed, "head", 0, read(_HEAD))
+        pack_matrix(packed, "head", 0, read(HEAD))
     read.end()
     return packed
 
 
-def _layer(read: _Reader, config: ModelConfig, index: int) -> LayerWeights:
+def read_layer(
+    read: Reader, config: ModelConfig, index: int, matrix: Callable[[tuple[str, ...]], Weight]
+) -> LayerWeights:
+    """Read one layer; `matrix` reads the tensors of projections that are fused to one."""
     attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
 
-    def rows(prefix: str, names: tuple[str, ...], kind: str = "weight") -> torch.Tensor:
-        return read.stacked(tuple(f"{prefix}.{name}.{kind}" for name in names))
+    def names(prefix: str, parts: tuple[str, ...], kind: str) -> tuple[str, ...]:
+        return tuple(f"{prefix}.{part}.{kind}" for part in parts)
+
+    def norm(name: str, there: bool) -> torch.Tensor | None:
+        return read(f"{name}.weight", torch.float32) if there else None
+
+    def bias(prefix: str, parts: tuple[str, ...], there: bool) -> torch.Tensor | None:
+        return read.matrix(names(prefix, parts, "bias")) if there else None
 
     qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
     return LayerWeights(
         attention_norm=read(f"model.layers.{index}.input_layernorm.weight", torch.float32),
-        qkv=rows(attention, qkv),
-        qkv_bias=rows(attention, qkv, "bias") if config.qkv_bias else None,
-        q_norm=read(f"{attention}.q_norm.weight", torch.float32) if config.qk_norm else None,
-        k_norm=read(f"{attention}.k_norm.weight", torch.float32) if config.qk_norm else None,
-        out=read(f"{attention}.o_proj.weight"),
-        out_bias=read(f"{attention}.o_proj.bias") if config.o_bias else None,
+        qkv=matrix(names(attention, qkv, "weight")),
+        qkv_bias=bias(attention, qkv, config.qkv_bias),
+        q_norm=norm(f"{attention}.q_norm", config.qk_norm),
+        k_norm=norm(f"{attention}.k_norm", config.qk_norm),
+        out=matrix(names(attention, ("o_proj",), "weight")),
+        out_bias=bias(attention, ("o_proj",), config.o_bias),
         mlp_norm=read(f"model.layers.{index}.post_attention_layernorm.weight", torch.float32),
-        gate_up=rows(mlp, gate_up),
-        gate_up_bias=rows(mlp, gate_up, "bias") if config.mlp_bias else None,
-        down=read(f"{mlp}.down_proj.weight"),
-        down_bias=read(f"{mlp}.down_proj.bias") if config.mlp_bias else None,
+        gate_up=matrix(names(mlp, gate_up, "weight")),
+        gate_up_bias=bias(mlp, gate_up, config.mlp_bias),
+        down=matrix(names(mlp, ("down_proj",), "weight")),
+        down_bias=bias(mlp, ("down_proj",), config.mlp_bias),
+        attention_sub_norm=norm(f"{attention}.attn_sub_norm", config.sub_norms),
+        mlp_sub_norm=norm(f"{mlp}.ffn_sub_norm", config.sub_norms),
     )

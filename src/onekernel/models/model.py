@@ -15,6 +15,7 @@ from onekernel.phases.down.reference import down
 from onekernel.phases.embed.reference import Table, embed
 from onekernel.phases.gate_up.reference import gate_up
 from onekernel.phases.head.reference import head
+from onekernel.phases.linear import Weight
 from onekernel.phases.out.reference import out
 from onekernel.phases.qkv.reference import qkv
 
@@ -23,20 +24,22 @@ LAYER_PHASES = ("qkv", "attention", "out", "gate_up", "down")
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's matrices, (rows, K) in the model's dtype; norms are float32, biases in the model's dtype or None."""
+    """One layer's matrices, (rows, K) in the model's dtype or ternary; norms are float32, biases in that dtype."""
 
     attention_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: torch.Tensor
+    out: Weight
     out_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: Weight
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
+    down: Weight
     down_bias: torch.Tensor | None
+    attention_sub_norm: torch.Tensor | None = None
+    mlp_sub_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,13 @@ class Weights(Protocol):
         ...
 
     @property
-    def head(self) -> torch.Tensor:
+    def head(self) -> Weight:
         """(vocab_size, hidden_size)."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the matrices."""
+        """The dtype of the dense matrices and of the KV cache."""
         ...
 
 
@@ -182,11 +185,13 @@ class Model:
                 config,
             )
         elif phase.name == "out":
-            acts.residual = out(acts.residual, _made(acts.mixed, "attention"), w.out, w.out_bias)
+            acts.residual = out(
+                acts.residual, _made(acts.mixed, "attention"), w.out, w.out_bias, w.attention_sub_norm, eps
+            )
         elif phase.name == "gate_up":
             acts.inner = gate_up(acts.residual, w.mlp_norm, eps, w.gate_up, w.gate_up_bias, config.hidden_act)
         elif phase.name == "down":
-            acts.residual = down(acts.residual, _made(acts.inner, "gate_up"), w.down, w.down_bias)
+            acts.residual = down(acts.residual, _made(acts.inner, "gate_up"), w.down, w.down_bias, w.mlp_sub_norm, eps)
         else:
             raise ValueError(f"there is no phase {phase.name!r}; phases are embed, {', '.join(LAYER_PHASES)}, head")
 

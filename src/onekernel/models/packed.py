@@ -10,6 +10,7 @@ import torch
 from onekernel.config import ModelConfig
 from onekernel.models.model import LayerWeights, ModelWeights
 from onekernel.phases.attention.rope import rope_table
+from onekernel.phases.linear import Weight
 from onekernel.weights.arena import MatrixKind, MatrixPlace, WeightLayout, round_up
 from onekernel.weights.dense import PackedDense
 
@@ -149,10 +150,16 @@ def pack_matrix(packed: PackedModel, kind: MatrixKind, layer: int, matrix: torch
 
 
 def _matrices(weights: LayerWeights) -> Iterator[tuple[MatrixKind, torch.Tensor, torch.Tensor | None]]:
-    yield "qkv", weights.qkv, weights.qkv_bias
-    yield "out", weights.out, weights.out_bias
-    yield "gate_up", weights.gate_up, weights.gate_up_bias
-    yield "down", weights.down, weights.down_bias
+    yield "qkv", _dense(weights.qkv), weights.qkv_bias
+    yield "out", _dense(weights.out), weights.out_bias
+    yield "gate_up", _dense(weights.gate_up), weights.gate_up_bias
+    yield "down", _dense(weights.down), weights.down_bias
+
+
+def _dense(weight: Weight) -> torch.Tensor:
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"only dense matrices are packed here, not {type(weight).__name__}")
+    return weight
 
 
 def _interleaved(packed: PackedModel, layer: int, rows: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+class Matrix(Protocol):
+    """A matrix that is no tensor and multiplies by itself: ternary or int8, by the reference or by an operator."""
+
+    def linear(self, x: torch.Tensor, /) -> torch.Tensor:
+        """Return x @ matrix.T, (tokens, rows) float32, for x (tokens, K) float32."""
+        ...
+
+
+Weight = torch.Tensor | Matrix
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return x @ weight.T + bias in float32.
 
     x: (tokens, K) float32; weight: (rows, K) bf16 or float32; bias: (rows,). The operands are rounded to the weight's
     dtype, except for several tokens on a CPU: a bf16 product of many rows is about four times slower there than
     expanding the matrix once and multiplying in float32, while for one token the bf16 product reads half the bytes.
     """
+    if not isinstance(weight, torch.Tensor):
+        product = weight.linear(x)
+        return product if bias is None else product + bias.float()
     if weight.dtype is torch.float32:
         return F.linear(x, weight, bias)
     if x.shape[0] > 1 and not weight.is_cuda:

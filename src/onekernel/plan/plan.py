@@ -120,6 +120,11 @@ def make_plan(
     Token ids from `vocab_limit` on (None: vocab_size) are never chosen. `order` and `partition` give other plans with
     the same results. Raises ConfigError if the model's shape or the shared memory does not allow one.
     """
+    if config.ternary is not None:
+        raise ConfigError(
+            "the model is ternary and the megakernel reads bf16 weights; the reference backend runs ternary models, on a "
+            "GPU through operators"
+        )
     if config.head_dim % 4:
         raise ConfigError(f"head_dim is {config.head_dim}; the megakernel takes values in fours: use the reference")
     vocab_limit = config.vocab_size if vocab_limit is None else vocab_limit

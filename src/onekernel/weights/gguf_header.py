@@ -25,11 +25,12 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """How a stored type packs values: elements in one block, bytes of one block."""
+    """How a stored type packs values: elements in one block, bytes of one block, bytes behind all blocks."""
 
     name: str
     elements: int
     bytes: int
+    trailer: int = 0
 
 
 BLOCK_TYPES = {
@@ -44,8 +45,15 @@ BLOCK_TYPES = {
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66),
+    36: BlockType("I2_S", 128, 32, trailer=32),  # microsoft/BitNet's: a scale for the whole tensor behind it
+    42: BlockType("Q2_0", 64, 18),
 }
 """ggml's type number -> its layout, for the types that are read."""
+
+_WIDE_Q2_0 = BlockType("Q2_0_128", 128, 34)
+"""What PrismML's fork of llama.cpp writes under the number of Q2_0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class GgufTensor:
     @property
     def bytes(self) -> int:
         """Bytes in the file."""
-        return math.prod(self.shape) // self.type.elements * self.type.bytes
+        return math.prod(self.shape) // self.type.elements * self.type.bytes + self.type.trailer
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +176,9 @@ def _tensors(table: list[tuple[str, tuple[int, ...], int, int]], first: int, cur
             f"{cursor.path} has tensors of type {refused}, which is not built in; use a GGUF with {readable}"
         )
     tensors = {}
+    types = BLOCK_TYPES | ({42: _WIDE_Q2_0} if _q2_0_is_wide(table, first, cursor.size) else {})
     for name, shape, number, offset in table:
-        tensor = GgufTensor(name, shape, BLOCK_TYPES[number], first + offset)
+        tensor = GgufTensor(name, shape, types[number], first + offset)
         if 0 in shape or shape[-1] % tensor.type.elements:
             raise cursor.damaged(f"{name} of shape {shape} does not divide into blocks of {tensor.type.name}")
         if name in tensors:
@@ -178,6 +187,15 @@ def _tensors(table: list[tuple[str, tuple[int, ...], int, int]], first: int, cur
             raise cursor.damaged(f"{name} ends at byte {tensor.start + tensor.bytes}")
         tensors[name] = tensor
     return tensors
+
+
+def _q2_0_is_wide(table: list[tuple[str, tuple[int, ...], int, int]], first: int, size: int) -> bool:
+    """Whether Q2_0 means blocks of 128: the first such tensor has no room for blocks of 64 before the next one."""
+    for _, shape, number, offset in table:
+        if BLOCK_TYPES[number].name == "Q2_0":
+            room = min((other for *_, other in table if other > offset), default=size - first) - offset
+            return room < math.prod(shape) // 64 * 18
+    return False
 
 
 def _type_name(number: int) -> str:

@@ -9,8 +9,15 @@ from typing import Any
 from onekernel.errors import ModelError, UnsupportedModelError
 from onekernel.weights.architectures.fields import Fields
 from onekernel.weights.gguf_header import GgufTensor
+from onekernel.weights.ternary.gguf_blocks import KINDS
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "bitnet": "BitnetForCausalLM",
+    "bitnet-b1.58": "BitNetForCausalLM",
+}
 """general.architecture -> the architecture of a config.json. Mistral's files say llama too."""
 
 PERMUTED = ("llama",)
@@ -25,12 +32,15 @@ _LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 _DTYPES = {"F32": "float32", "F16": "float16"}
+_PROJECTION = re.compile(r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight")
 
 
 def tensor_name(name: str) -> str:
@@ -83,6 +93,8 @@ def hf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], pa
         "max_window_layers": 0,
         "dtype": _DTYPES.get(embedding.type.name, "bfloat16"),
     }
+    if quantization := _ternary(tensors, path):
+        config["quantization_config"] = quantization
     return config | {f"{name}_token_id": token for name, token in _special_tokens(keys, ("bos", "eos"))}
 
 
@@ -119,6 +131,22 @@ def _architecture(keys: Fields, path: str) -> str:
     if experts := keys.whole(f"{arch}.expert_count", 0, low=0):
         raise UnsupportedModelError(f"{path} is a mixture of {experts} experts, which is not built in; use llama.cpp")
     return arch
+
+
+def _ternary(tensors: Mapping[str, GgufTensor], path: str) -> dict[str, Any] | None:
+    """Return the quantization_config of a file with ternary projections, without their group, or None."""
+    kinds = {tensors[name].type.name for name in tensors if _PROJECTION.fullmatch(name)}
+    if not kinds & KINDS.keys():
+        return None
+    if not kinds <= KINDS.keys():
+        raise UnsupportedModelError(
+            f"{path} has projections of types {', '.join(sorted(kinds))}; ternary ones beside others are not built in"
+        )
+    head = tensors.get("output.weight", tensors["token_embd.weight"])
+    ends = {head.type.name in KINDS, tensors["token_embd.weight"].type.name in KINDS}
+    if len(ends) > 1:
+        raise UnsupportedModelError(f"{path}: of embedding and head one is ternary, which is not built in")
+    return {"quant_method": "bitnet", "head": "ternary" if ends == {True} else "dense"}
 
 
 def _rope_scaling(arch: str, keys: Fields) -> dict[str, Any] | None:

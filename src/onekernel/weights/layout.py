@@ -37,6 +37,9 @@ def _layer(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{name}.weight"] = (rows, columns)
         if bias:
             shapes[f"{name}.bias"] = (rows,)
+    if config.sub_norms:
+        shapes["self_attn.attn_sub_norm.weight"] = (q,)
+        shapes["mlp.ffn_sub_norm.weight"] = (inner,)
     if config.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
     shapes["post_attention_layernorm.weight"] = (hidden,)

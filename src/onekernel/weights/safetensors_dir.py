@@ -15,6 +15,7 @@ from onekernel.weights.checkpoint import CheckpointSettings, TensorInfo
 from onekernel.weights.directory import INDEX, WEIGHTS, file_names, index_shards, refuse_without_safetensors
 
 _READABLE = (torch.bfloat16, torch.float16, torch.float32)
+_BYTES = (torch.uint8, torch.int8)
 
 
 class SafetensorsCheckpoint:
@@ -64,12 +65,19 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """Return one tensor on the CPU as it is stored: bf16, fp16 or fp32."""
+        return self._read(name, _READABLE)
+
+    def read_bytes(self, name: str) -> torch.Tensor:
+        """Return a tensor of packed weights on the CPU, uint8 or int8."""
+        return self._read(name, _BYTES)
+
+    def _read(self, name: str, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
         path = self._placed[name]
         try:
             tensor: torch.Tensor = self._files[path].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{name} cannot be read from {path} ({error}); fetch the file again") from error
-        if tensor.dtype not in _READABLE:
+        if tensor.dtype not in dtypes:
             raise UnsupportedModelError(
                 f"{name} in {path} is stored as {self._tensors[name].stored_type}, which is not built in; use the "
                 "original bf16, fp16 or fp32 weights, or a GGUF of this model"

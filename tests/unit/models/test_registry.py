@@ -23,14 +23,26 @@ PARAMETERS = {
 }
 """As the models' safetensors files have them."""
 
+TERNARY_PARAMETERS = {
+    "Falcon-E-3B-Base": 3_053_586_432,
+    "Falcon3-7B-Instruct-1.58bit": 7_455_550_464,
+    "Llama3-8B-1.58-100B-tokens": 8_030_261_248,
+    "Ternary-Qwen3-1.7B": 1_720_574_976,
+    "bitnet-b1.58-2B-4T": 2_412_820_480,
+    "bitnet_b1_58-3B": 3_324_387_840,
+    "bitnet_b1_58-large": 728_842_752,
+}
+"""What the configs make, before packing; the models' cards round them to 3, 7.46, 8, 1.72, 2.4, 3.3 and 0.7 billion."""
+
 
 @pytest.mark.parametrize("name", shipped_configs())
 def test_a_shipped_config_has_the_published_number_of_parameters(name: str) -> None:
     checkpoint = open_checkpoint(name, load_format="dummy")
     config = model_config(checkpoint.settings.config)
     check_tensors(config, checkpoint)
-    assert config.parameters == PARAMETERS[name]
-    assert sum(math.prod(shape) for shape in expected_tensors(config).values()) == PARAMETERS[name]
+    assert config.parameters == (PARAMETERS | TERNARY_PARAMETERS)[name]
+    assert sum(math.prod(shape) for shape in expected_tensors(config).values()) == config.parameters
+    assert (config.ternary is not None) == (name in TERNARY_PARAMETERS)
 
 
 def test_every_published_model_of_the_tables_is_shipped() -> None:

@@ -87,7 +87,7 @@ def test_an_unknown_tensor_keeps_its_name_and_is_named(tmp_path: Path) -> None:
         ({"endianess": gguf.GGUFEndian.BIG}, "big-endian GGUF"),
         ({"raw": {"x": (np.zeros((2, 84), np.uint8), Type.Q2_K)}}, "tensors of type Q2_K, .* use a GGUF with F32,"),
         ({"raw": {"x": (np.zeros((2, 18), np.uint8), Type.IQ4_NL)}}, "type IQ4_NL"),
-        ({"raw": {"x": (np.zeros((2, 66), np.uint8), Type.TQ2_0)}}, "type TQ2_0"),
+        ({"raw": {"x": (np.zeros((2, 136), np.uint8), Type.IQ4_XS)}}, "type IQ4_XS"),
         ({"changes": {"rope.dimension_count": 8}}, "rope.dimension_count = 8 but heads of 16"),
         ({"changes": {"attention.value_length": 32}}, "value_length = 32 but heads of 16"),
     ],
@@ -98,5 +98,5 @@ def test_refused_by_name(tmp_path: Path, options: dict[str, Any], words: str) ->
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"architecture 'gemma2', .* known are llama, qwen2, qwen3: use"):
+    with pytest.raises(UnsupportedModelError, match=r"architecture 'gemma2', .* known are llama, qwen2, qwen3, bitnet, bitnet-b1.58: use"):
         GgufCheckpoint(write_gguf(tmp_path / "gemma.gguf", {}, "gemma2"))

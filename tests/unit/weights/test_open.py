@@ -85,7 +85,7 @@ def test_a_path_that_is_not_there_is_named(
     monkeypatch.chdir(tmp_path)
     if not model:
         write_config(tmp_path)  # the current directory must not be taken for it
-    with pytest.raises(ModelError, match=r"no file or directory .*org/name, or with --load-format dummy one of Llama"):
+    with pytest.raises(ModelError, match=r"no file or directory .*org/name, or with --load-format dummy one of Falcon"):
         open_checkpoint(model, load_format=load_format)
 
 

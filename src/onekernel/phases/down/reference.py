@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import linear
+from onekernel.phases.linear import Weight, linear
+from onekernel.phases.norm import rms_norm
 
 
-def down(residual: torch.Tensor, inner: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return residual + inner @ weight.T + bias, float32. weight: (hidden_size, intermediate_size)."""
+def down(
+    residual: torch.Tensor,
+    inner: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    sub_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Return residual + inner @ weight.T + bias, float32; with `sub_norm` (intermediate_size,) inner is normed first.
+
+    inner: (tokens, intermediate_size); weight: (hidden_size, intermediate_size).
+    """
+    if sub_norm is not None:
+        inner = rms_norm(inner, sub_norm, eps)
     return residual + linear(inner, weight, bias)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from onekernel.phases.linear import linear
+from onekernel.phases.linear import Weight, linear
 from onekernel.phases.norm import rms_norm
 
 
@@ -22,7 +22,7 @@ def gate_up(
     residual: torch.Tensor,
     norm: torch.Tensor,
     eps: float,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     hidden_act: Literal["silu", "relu", "relu2"],
 ) -> torch.Tensor:

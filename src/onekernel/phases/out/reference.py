@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import linear
+from onekernel.phases.linear import Weight, linear
+from onekernel.phases.norm import rms_norm
 
 
-def out(residual: torch.Tensor, mixed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return residual + mixed @ weight.T + bias, float32. mixed: (tokens, q_size); weight: (hidden_size, q_size)."""
+def out(
+    residual: torch.Tensor,
+    mixed: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    sub_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Return residual + mixed @ weight.T + bias, float32; with `sub_norm` (q_size,) mixed is normed first.
+
+    mixed: (tokens, q_size); weight: (hidden_size, q_size).
+    """
+    if sub_norm is not None:
+        mixed = rms_norm(mixed, sub_norm, eps)
     return residual + linear(mixed, weight, bias)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import linear
+from onekernel.phases.linear import Weight, linear
 from onekernel.phases.norm import rms_norm
 
 
 def qkv(
-    residual: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    residual: torch.Tensor, norm: torch.Tensor, eps: float, weight: Weight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return raw queries, keys and values side by side: (tokens, q_size + 2 * kv_size), float32.
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from onekernel.config import ModelConfig
 from onekernel.errors import ConfigError, ModelError
-from onekernel.weights.architectures import llama, mistral, qwen2, qwen3
+from onekernel.weights.architectures import bitnet, bitnet_b158, llama, mistral, qwen2, qwen3
 from onekernel.weights.architectures.refused import refuse_quantized, refuse_unknown
 
-_MODULES = (llama, mistral, qwen2, qwen3)
+_MODULES = (llama, mistral, qwen2, qwen3, bitnet, bitnet_b158)
 
 ARCHITECTURES: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
     module.ARCHITECTURE: module.config for module in _MODULES

@@ -8,6 +8,7 @@ from onekernel.config import ModelConfig
 from onekernel.errors import ModelError, UnsupportedModelError
 from onekernel.weights.architectures.fields import Fields
 from onekernel.weights.architectures.rope import rope
+from onekernel.weights.architectures.ternary import ternary
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2"}
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -23,10 +24,13 @@ def decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     sliding_window: int | None = None,
+    sub_norms: bool = False,
+    always_ternary: bool = False,
 ) -> ModelConfig:
     """Return the `ModelConfig` of the shared fields and of what the architecture's own file adds.
 
-    `head_dim` is the architecture's default; None means hidden_size / num_attention_heads.
+    `head_dim` is the architecture's default; None means hidden_size / num_attention_heads. `always_ternary`: the
+    weights are ternary even if there is no quantization_config.
     """
     theta, scaling = rope(config)
     heads = config.whole("num_attention_heads")
@@ -51,6 +55,8 @@ def decoder(
         qk_norm=qk_norm,
         sliding_window=sliding_window,
         dtype=_dtype(config),
+        sub_norms=sub_norms,
+        ternary=ternary(config, always=always_ternary),
     )
 
 

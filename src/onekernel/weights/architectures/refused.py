@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from onekernel.errors import UnsupportedModelError
+from onekernel.weights.architectures.ternary import QUANT_METHOD
 
 _FULL_WEIGHTS = "use the original bf16 or fp16 safetensors of this model, or a GGUF of it"
 
@@ -22,10 +23,12 @@ _QUANTIZATIONS = {
 
 
 def refuse_quantized(hf: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError if config.json says that the weights are quantised."""
+    """Raise UnsupportedModelError if config.json says that the weights are quantised, in another way than ternary."""
     found = hf.get("quantization_config")
     if isinstance(found, Mapping):
         method = str(found.get("quant_method", "unknown"))
+        if method.lower() == QUANT_METHOD:
+            return
         name = _QUANTIZATIONS.get(method.lower(), repr(method))
         raise UnsupportedModelError(f"the weights are quantised with {name}, which is not built in; {_FULL_WEIGHTS}")
     mlx = hf.get("quantization")

@@ -1,0 +1,86 @@
+"""Ternary models: named tensors -> weights whose projections are codes and scales, one copy of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from onekernel.config import ModelConfig
+from onekernel.models.load import EMBEDDING, FINAL_NORM, HEAD, Progress, Reader, read_layer
+from onekernel.models.model import LayerWeights
+from onekernel.phases.embed.reference import Table
+from onekernel.phases.linear import Matrix, Weight
+from onekernel.phases.ternary import Int8Rows, TernaryReference
+from onekernel.weights.checkpoint import Checkpoint
+from onekernel.weights.ternary.checkpoint import TernaryCheckpoint
+from onekernel.weights.ternary.fused import fuse
+from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.verify import check_products
+
+
+class PlacedMatrix(Matrix, Table, Protocol):
+    """A ternary matrix on its device: multiplies by itself, and finds rows where it is an embedding."""
+
+
+Place = Callable[[TernaryMatrix], PlacedMatrix]
+"""Turns a matrix into what multiplies by it; the matrix is dropped afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryWeights:
+    """The `Weights` of a ternary model; `dtype` is that of what is not ternary."""
+
+    embedding: Table
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: Weight
+    dtype: torch.dtype
+
+
+def load_ternary(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    progress: Progress,
+    place: Place = TernaryReference,
+) -> TernaryWeights:
+    """Read every tensor of a ternary checkpoint to `device`; calls progress(tensors done, tensors in all).
+
+    Raises ModelError naming any missing, extra or mis-shaped tensor before reading the first, and if the products with
+    the first layer's projections are not those of the weights as their file format states them.
+    """
+    view = TernaryCheckpoint(checkpoint, config)
+    read = Reader(view, config, dtype, device, progress)
+
+    def matrix(names: tuple[str, ...]) -> PlacedMatrix:
+        placed = place(fuse([view.ternary(name, device) for name in names]))
+        read.count(len(names))
+        if ".layers.0." in names[0]:
+            check_products(view, names, placed.linear, device)
+        return placed
+
+    embedding: Table = matrix((EMBEDDING,)) if view.is_ternary(EMBEDDING) else read(EMBEDDING)
+    layers = tuple(read_layer(read, config, index, matrix) for index in range(config.num_hidden_layers))
+    final_norm = read(FINAL_NORM, torch.float32)
+    head = _head(view, read, config, embedding, matrix)
+    read.end()
+    return TernaryWeights(embedding, layers, final_norm, head, dtype)
+
+
+def _head(
+    view: TernaryCheckpoint,
+    read: Reader,
+    config: ModelConfig,
+    embedding: Table,
+    matrix: Callable[[tuple[str, ...]], PlacedMatrix],
+) -> Weight:
+    if config.ternary is not None and config.ternary.head == "int8":
+        return Int8Rows(*view.int8_head(read.device))
+    if config.tie_word_embeddings:
+        return embedding  # type: ignore[return-value]  # a tensor or a placed matrix: both are weights as well
+    return matrix((HEAD,)) if view.is_ternary(HEAD) else read(HEAD)

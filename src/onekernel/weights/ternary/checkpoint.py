@@ -1,0 +1,200 @@
+"""A checkpoint of a ternary model seen as matrices: one set of names and shapes, whatever the files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from onekernel.config import ModelConfig, Ternary
+from onekernel.errors import ModelError
+from onekernel.weights.architectures.bitnet_b158 import SUB_NORMS
+from onekernel.weights.architectures.ternary import scale_convention
+from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings, TensorInfo
+from onekernel.weights.layout import expected_tensors
+from onekernel.weights.ternary import hf_packed, oracle
+from onekernel.weights.ternary.absmean import quantise
+from onekernel.weights.ternary.fused import by_group
+from onekernel.weights.ternary.matrix import TernaryMatrix
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SCALE = ".weight_scale"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_PACKED, _INT8 = "U8", "I8"
+_FLOATS = ("BF16", "F16", "F32")
+
+
+@runtime_checkable
+class PackedBytes(Protocol):
+    """A checkpoint with tensors of whole bytes, which are no weights until somebody takes them apart."""
+
+    def read_bytes(self, name: str) -> torch.Tensor:
+        """Return a uint8 or int8 tensor as it is stored."""
+        ...
+
+
+@runtime_checkable
+class TernaryBlocks(Protocol):
+    """A checkpoint that takes its own packed types apart."""
+
+    def holds_ternary(self, name: str) -> bool:
+        """Whether a tensor is stored in a ternary type."""
+        ...
+
+    def ternary(self, name: str) -> TernaryMatrix:
+        """Return such a tensor on the CPU."""
+        ...
+
+    def oracle_rows(self, name: str, rows: Sequence[int]) -> oracle.Rows:
+        """Return rows of such a tensor in float64, found without the code of `ternary`."""
+        ...
+
+
+class TernaryCheckpoint:
+    """The `Checkpoint` of a ternary model: packed projections have the shape that they stand for, scales are hidden.
+
+    Sub-norms have transformers' BitNet names. `read` returns what is dense, `ternary` and `int8` the rest.
+    """
+
+    def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
+        """Raises ModelError if packed weights lack their scales, or nothing says what the scales mean."""
+        self.settings: CheckpointSettings = stored.settings
+        self._stored = stored
+        self._ternary = config.ternary or Ternary()
+        self._names = {_canonical(name): name for name in stored.tensors}
+        expected = expected_tensors(config)
+        self._tensors = {
+            name: self._logical(name, stored.tensors[own], expected)
+            for name, own in self._names.items()
+            if not name.endswith(SCALE)
+        }
+        packed = [name for name in self._tensors if self._stored_type(name) == _PACKED]
+        if any(self._scale_name(name) not in self._names for name in packed):
+            raise ModelError(f"{self.settings.source} has packed ternary weights without weight_scale: fetch it again")
+        if packed and "quantization_config" not in self.settings.config:
+            raise ModelError(
+                f"{self.settings.source} has packed ternary weights but its config.json no quantization_config, which "
+                "says whether to multiply by weight_scale or to divide; fetch config.json again"
+            )
+        self.convention = scale_convention(self.settings.config) if packed else "multiply"
+        head = self._tensors.get(HEAD)
+        if self._ternary.head == "int8" and (head is None or self._stored_type(HEAD) != _INT8):
+            raise ModelError(f"{self.settings.source}: config.json states an int8 head, and there is none in the files")
+
+    @property
+    def stored(self) -> Checkpoint:
+        """The files as they are."""
+        return self._stored
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor but the scales, with the shape of the matrix that it stands for."""
+        return self._tensors
+
+    def is_ternary(self, name: str) -> bool:
+        """Whether a tensor of this name is a ternary matrix in this model."""
+        if name in (EMBEDDING, HEAD):
+            return self._ternary.head == "ternary"
+        return name.endswith(tuple(f".{part}.weight" for part in PROJECTIONS))
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in the files."""
+        return self._names[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a dense tensor on the CPU."""
+        return self._stored.read(self._names[name])
+
+    def ternary(self, name: str, device: str = "cpu") -> TernaryMatrix:
+        """Return a projection on `device`, with group scales if the config has groups.
+
+        Master weights are quantised there, packed ones taken apart. Raises ModelError for a file with group scales
+        where the config has none, or of a type that is neither.
+        """
+        matrix = self._matrix(name, device)
+        group = self._ternary.group
+        if group is None and matrix.group is not None:
+            raise ModelError(
+                f"{name} of {self.settings.source} has a scale for each {matrix.group} columns and other matrices have "
+                "one scale; such a mixture is not built in"
+            )
+        return matrix if group is None else by_group(matrix, group)
+
+    def oracle_rows(self, name: str, rows: Sequence[int]) -> oracle.Rows:
+        """Return rows of a projection, (len(rows), K) float64, by its format's definition; see `oracle`."""
+        own, kind = self._names[name], self._stored_type(name)
+        if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
+            return self._stored.oracle_rows(own, rows)
+        if kind in _FLOATS:
+            return oracle.master_rows(self._stored.read(own), rows, self._ternary.group)
+        scales: oracle.Rows = self._stored.read(self._names[self._scale_name(name)]).to(torch.float64).numpy()
+        codes = oracle.hf_packed_rows(self._bytes(name), rows, self._tensors[name].shape[0], 1.0)
+        if scales.size > 1:
+            return codes * scales[list(rows)].repeat(codes.shape[1] // scales.shape[1], axis=1)
+        return codes / scales.item() if self.convention == "divide" else codes * scales.item()
+
+    def int8_head(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the int8 head: values (vocab_size, hidden_size) int8 and a scale for each row, float32."""
+        scales = self._stored.read(self._names[self._scale_name(HEAD)])
+        return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stored.close()
+
+    def _matrix(self, name: str, device: str) -> TernaryMatrix:
+        own, kind = self._names[name], self._stored_type(name)
+        if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
+            found = self._stored.ternary(own)
+            return replace(found, codes=found.codes.to(device), scales=found.scales.to(device))
+        if kind == _PACKED:
+            return self._packed(name, device)
+        if kind in _FLOATS:
+            return quantise(self._stored.read(own).to(device), self._ternary.group)
+        raise ModelError(
+            f"{name} of {self.settings.source} is stored as {kind}, which is no ternary form: fetch another"
+        )
+
+    def _packed(self, name: str, device: str) -> TernaryMatrix:
+        codes = hf_packed.unpack(self._bytes(name).to(device), self._tensors[name].shape[0], name)
+        scales = self._stored.read(self._names[self._scale_name(name)]).to(device, torch.float32)
+        if not bool((scales.isfinite() & (scales > 0)).all()) and self.convention == "divide":
+            raise ModelError(
+                f"{name}: a weight_scale is not above 0, and the config says to divide by it: fetch it again"
+            )
+        scales = 1 / scales if self.convention == "divide" else scales
+        if scales.numel() == 1:
+            return TernaryMatrix(codes, scales.view(1))
+        return TernaryMatrix(codes, scales.contiguous(), group=codes.shape[1] // scales.shape[-1])
+
+    def _bytes(self, name: str) -> torch.Tensor:
+        if not isinstance(self._stored, PackedBytes):
+            raise ModelError(f"{self.settings.source} cannot hold packed bytes, but {name} is stored as such")
+        return self._stored.read_bytes(self._names[name])
+
+    def _stored_type(self, name: str) -> str:
+        return self._stored.tensors[self._names[name]].stored_type
+
+    def _scale_name(self, name: str) -> str:
+        return name.removesuffix(".weight") + SCALE
+
+    def _logical(self, name: str, info: TensorInfo, expected: Mapping[str, tuple[int, ...]]) -> TensorInfo:
+        want = expected.get(name)
+        if (
+            info.stored_type == _PACKED
+            and want is not None
+            and info.shape == (hf_packed.packed_rows(want[0]), *want[1:])
+        ):
+            return replace(info, shape=want)
+        return info
+
+
+def _canonical(name: str) -> str:
+    """Return transformers' name of a tensor that early BitNet models call otherwise."""
+    for theirs, ours in SUB_NORMS.items():
+        if theirs in name:
+            return name.replace(theirs, ours)
+    return name

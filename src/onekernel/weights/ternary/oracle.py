@@ -1,0 +1,71 @@
+"""Weights of a stored ternary tensor by the words of its format alone: the check on the readers that models load with.
+
+Nothing here shares code with the readers: elements are looked up one formula at a time, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Rows = npt.NDArray[np.float64]
+
+AMBIGUOUS = 1e-4
+"""Masters this near to half a scale may round either way in float32."""
+
+
+def hf_packed_rows(packed: torch.Tensor, rows: Sequence[int], count: int, scale: float) -> Rows:
+    """Return rows of Hugging Face's packing of `count` rows, times `scale`: row n is in byte row n mod ceil(N / 4)."""
+    stored, height = packed.cpu().numpy().astype(np.int64), -(-count // 4)
+    return np.stack([(stored[n % height] // 4 ** (n // height) % 4 - 1) * scale for n in rows]).astype(np.float64)
+
+
+def master_rows(weight: torch.Tensor, rows: Sequence[int], group: int | None) -> Rows:
+    """Return rows of a master weight after absmean; NaN where float32 and float64 may round differently."""
+    whole = weight.cpu().to(torch.float64).numpy()
+    if group is None:
+        return _absmean(whole, whole)[list(rows)]
+    picked = whole[list(rows)]
+    return np.concatenate([_absmean(part, part, axis=1) for part in np.split(picked, picked.shape[1] // group, 1)], 1)
+
+
+def _absmean(values: Rows, of: Rows, axis: int | None = None) -> Rows:
+    sizes = np.abs(of)
+    largest, scale = sizes.max(axis=axis, keepdims=True), np.maximum(sizes.mean(axis=axis, keepdims=True), 1e-5)
+    share = np.abs(values) / scale
+    rounded = np.where(share > 0.5, np.sign(values) * scale, 0.0)
+    rounded[np.abs(share - 0.5) < AMBIGUOUS] = np.nan
+    is_ternary = ((sizes == 0) | (sizes == largest)).all(axis=axis, keepdims=True)
+    return np.where(is_ternary, values, rounded)
+
+
+def i2_s_rows(data: npt.NDArray[np.uint8], rows: Sequence[int], shape: tuple[int, int]) -> Rows:
+    """Return rows of an I2_S tensor: element e of a window of 128 is in byte e mod 32, bits 6 - 2 (e / 32)."""
+    scale = float(data[shape[0] * shape[1] // 4 :][:4].copy().view("<f4")[0])
+    place = np.asarray(rows)[:, None] * shape[1] + np.arange(shape[1])[None]
+    window, element = place // 128, place % 128
+    byte = data[window * 32 + element % 32].astype(np.int64)
+    rows_of_codes: Rows = byte // 4 ** (3 - element // 32) % 4 - 1.0
+    return rows_of_codes * scale
+
+
+def q2_0_rows(data: npt.NDArray[np.uint8], rows: Sequence[int], columns: int, group: int) -> Rows:
+    """Return rows of a Q2_0 tensor: element e of a block is in bits 2 (e mod 4) of byte 2 + e / 4, behind a float16."""
+    size = 2 + group // 4
+    result = []
+    for n in rows:
+        line = data[n * (columns // group) * size :][: columns // group * size].reshape(-1, size)
+        scales = np.frombuffer(line[:, :2].tobytes(), dtype="<f2").astype(np.float64)
+        result.append([(int(line[k // group, 2 + k % group // 4]) // 4 ** (k % 4) % 4 - 1) * scales[k // group]
+                       for k in range(columns)])  # fmt: skip
+    return np.array(result)
+
+
+def interleaved_row(row: int, head_dim: int) -> int:
+    """Return where llama.cpp's converter puts a row of q or k: the two halves of each head alternate."""
+    head, inside = divmod(row, head_dim)
+    half, index = divmod(inside, head_dim // 2)
+    return head * head_dim + 2 * index + half
