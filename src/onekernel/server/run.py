@@ -71,17 +71,23 @@ class Run:
         504 after the time-out.
         """
         while self._open:
-            batch = []
+            batch: list[tuple[int, Delta | Completion]] = []
+            failure: BaseException | None = None
             for index, event in await self._next(keep_alive_s):
                 if isinstance(event, BaseException):
-                    raise event
+                    failure = event
+                    break
                 if isinstance(event, Completion):
                     if event.finish_reason == "cancelled":
-                        raise ApiError(503, "the engine was closed during this answer", kind="server_error")
+                        failure = ApiError(503, "the engine was closed during this answer", kind="server_error")
+                        break
                     self._open -= 1
                     self._service.metrics.answered(event)
                 batch.append((index, event))
-            yield batch
+            if batch or failure is None:
+                yield batch  # what came before a failure still reaches the client
+            if failure is not None:
+                raise failure
 
     async def completions(self) -> list[Completion]:
         """Wait for the end and return the completions in the order of the choices."""
