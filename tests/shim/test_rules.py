@@ -60,6 +60,9 @@ def test_a_cta_does_not_end_before_its_copies(shim, spec: KernelSpec) -> None:
         (7, "nobody initialised"),
         (8, "leaves its 1024 bytes of shared memory"),
         (9, "all must be multiples of 16"),
+        (17, "thread 0 ended while 1 of its copies were on their way"),
+        (18, "to offset 1024 of its 1024 bytes of shared memory"),
+        (19, "which is not a multiple of 16"),
     ],
 )
 def test_a_broken_rule_is_named(shim, spec: KernelSpec, part: int, message: str) -> None:

@@ -134,6 +134,22 @@ def test_clocks_go_on(run: Run) -> None:
     assert (run(9, NOTHING, 16).view(torch.int64) > 0).all()
 
 
+def test_asynchronous_copies(run: Run) -> None:
+    data = torch.arange(512, dtype=torch.int32)
+    got = run(10, data, 2048, block=64).view(torch.int32).view(2, 64, 4)
+    want = data.view(2, 64, 4).clone()
+    want[1, 1::2] = 0
+    assert torch.equal(got, want)
+
+
+def test_fragments_of_matrices(run: Run) -> None:
+    data = torch.arange(256, dtype=torch.int16).view(4, 8, 8)
+    plain, transposed = run(11, data, 1024).view(torch.int16).view(2, 32, 4, 2)
+    for found, matrices in ((plain, data), (transposed, data.transpose(1, 2))):
+        # Lane 4 * group + t holds values 2t and 2t + 1 of row group of each matrix.
+        assert torch.equal(found.view(8, 4, 4, 2).permute(2, 0, 1, 3).reshape(4, 8, 8), matrices)
+
+
 def test_the_portable_fiber_switch(shim, case_root: Path) -> None:
     kernel = shim(KernelSpec("wrappers.cu", "wrappers", params=PARAMS, root=case_root), build=Build.UCONTEXT)
     launch = partial(kernel.launch, shared_bytes=SHARED_BYTES)
@@ -154,4 +170,4 @@ def test_every_wrapper_has_a_case() -> None:
     }
     callers = [*(Path(__file__).parent / "kernels").glob("*.cu"), *KERNELS.parent.rglob("*.cu*")]
     calls = "".join(path.read_text() for path in callers if path not in wrappers)
-    assert {name for name in declared if not re.search(rf"\b{name}\(", calls)} <= {"bf16_low", "bf16_high"}
+    assert {name for name in declared if not re.search(rf"\b{name}(<[^;]*?>)?\(", calls)} <= {"bf16_low", "bf16_high"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,20 +10,18 @@ from typing import Any
 import torch
 
 from onekernel.device.arguments import bind
+from onekernel.device.bound import ArgumentSlots, CudaBound
 from onekernel.device.cache import KernelCache, default_cache
 from onekernel.device.compile import Compiled
 from onekernel.device.driver import check, current, driver, is_current
 from onekernel.device.facts import DeviceFacts, facts
 from onekernel.device.kernel import Arg
 from onekernel.device.launch import LaunchShape, Prepared, check_resident, prepare
-from onekernel.device.spec import KernelSpec, Param, Pointer
+from onekernel.device.spec import KernelSpec, Pointer
 from onekernel.device.support import architecture, check_supported
 from onekernel.errors import DeviceError
 
-_FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x"}
 _SIZES = {"i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4}
-_SLOT_BYTES = 8
-"""Every argument lies in a slot of this size; the driver copies as many bytes as the kernel's parameter has."""
 
 
 class CudaKernel:
@@ -37,15 +33,12 @@ class CudaKernel:
         self.device = torch.device("cuda", found.index)
         self._facts = found
         self._cuda = cuda = cuda or driver()
-        self._packer = struct.Struct("<" + "".join(_format(param) for param in spec.params))
-        self._slots = ctypes.create_string_buffer(self._packer.size + 1)
-        first = ctypes.addressof(self._slots)
-        self._pointers = (ctypes.c_void_p * len(spec.params))(*range(first, first + self._packer.size, _SLOT_BYTES))
-        self._arguments = ctypes.addressof(self._pointers)
+        self._slots = ArgumentSlots(spec)
         self._lock = threading.Lock()
         handle = check(cuda.cuDeviceGet(found.index), f"opening {self.device}", cuda)
         self._context = check(cuda.cuDevicePrimaryCtxRetain(handle), f"opening {self.device}", cuda)
         self._prepared: dict[tuple[LaunchShape, int], Prepared] = {}
+        self._configs: dict[tuple[LaunchShape, int], Any] = {}  # of bound launches, with the grid of the last one
         with current(self._context, cuda):
             self._function = self._load()
 
@@ -75,6 +68,24 @@ class CudaKernel:
             with current(self._context, cuda):
                 self._start(shape, handle, values)
 
+    def bind(
+        self, block: int, args: Sequence[Arg], *, shared_bytes: int = 0, changing: Sequence[str] = ()
+    ) -> CudaBound:
+        """Prepare launches; see `kernel.BindableKernel.bind`."""
+        values = bind(self.spec, self.device, args)
+
+        def configure(stream: int) -> Any:
+            # The grid is set at each launch: without clusters and cooperation nothing else depends on it.
+            shape = LaunchShape(1, block, shared_bytes)
+            if (shape, stream) not in self._configs:
+                with current(self._context, self._cuda):
+                    self._configs[shape, stream] = self._prepare(shape, stream).config
+            return self._configs[shape, stream]
+
+        return CudaBound(
+            self.spec, args, values, changing, self._function, self._cuda, self.device, self._lock, configure
+        )
+
     def resident_ctas(self, block: int, *, shared_bytes: int = 0, cluster: int = 1) -> int:
         """Return how many CTAs of this shape the device holds at once; with clusters it differs from chip to chip."""
         shape = LaunchShape(cluster, block, shared_bytes, cluster)
@@ -84,13 +95,16 @@ class CudaKernel:
     def _start(self, shape: LaunchShape, stream: int, values: list[int | float]) -> None:
         prepared = self._prepared.get((shape, stream))
         if prepared is None:
-            prepared = prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
-            check_resident(self.spec.entry, shape, prepared.resident_ctas, self._facts)
-            self._prepared[shape, stream] = prepared
+            prepared = self._prepared[shape, stream] = self._prepare(shape, stream)
         with self._lock:  # the slots are free again when the call returns: the driver has copied them
-            self._packer.pack_into(self._slots, 0, *values)
-            result = self._cuda.cuLaunchKernelEx(prepared.config, self._function, self._arguments, 0)
+            self._slots.fill(values)
+            result = self._cuda.cuLaunchKernelEx(prepared.config, self._function, self._slots.address, 0)
         check(result, f"launching kernel {self.spec.entry}", self._cuda)
+
+    def _prepare(self, shape: LaunchShape, stream: int) -> Prepared:
+        prepared = prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
+        check_resident(self.spec.entry, shape, prepared.resident_ctas, self._facts)
+        return prepared
 
     def _load(self) -> Any:
         """Load the cubin and finish it now: a lazy load at the first launch would wait for a running kernel to end."""
@@ -128,7 +142,3 @@ def load_kernel(spec: KernelSpec, device: str = "cuda", cache: KernelCache | Non
     check_supported(found)
     spec = replace(spec, arch=architecture(found))
     return CudaKernel(spec, (cache or default_cache()).get(spec), found)
-
-
-def _format(param: Param) -> str:
-    return "Q" if isinstance(param, Pointer) else _FORMATS[param.kind]

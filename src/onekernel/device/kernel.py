@@ -38,3 +38,22 @@ class Kernel(Protocol):
         hold the launch.
         """
         ...
+
+
+class Bound(Protocol):
+    """A launch whose arguments were checked when it was prepared."""
+
+    def launch(self, grid: int, *numbers: float) -> None:
+        """Start `grid` CTAs on torch's current stream with new values of the numbers that change, in their order.
+
+        On a GPU torch's current device must be the kernel's: a few microseconds are all that a launch may cost.
+        """
+        ...
+
+
+class BindableKernel(Kernel, Protocol):
+    """A kernel whose launches can be prepared."""
+
+    def bind(self, block: int, args: Sequence[Arg], *, shared_bytes: int = 0, changing: Sequence[str] = ()) -> Bound:
+        """Prepare launches with these arguments, checked now; `changing` names the numbers that each launch gives."""
+        ...

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from onekernel.device.arguments import bind
+from onekernel.device.bound import CheckedBound
 from onekernel.device.kernel import Arg
 from onekernel.device.shim_build import Build, build_kernel, is_program, sanitizer_environment
 from onekernel.device.spec import KernelSpec, Param, Pointer
@@ -86,6 +87,13 @@ class ShimKernel:
         message = self._call(config, values) if self._library else self._run(config, values, args)
         if message:
             raise DeviceError(f"kernel {self.spec.entry} on the CPU (seed {self.seed}): {message}")
+
+    def bind(
+        self, block: int, args: Sequence[Arg], *, shared_bytes: int = 0, changing: Sequence[str] = ()
+    ) -> CheckedBound:
+        """Prepare launches; see `kernel.BindableKernel.bind`."""
+        bind(self.spec, _CPU, args)
+        return CheckedBound(self, block, args, shared_bytes, changing)
 
     def _load(self) -> ctypes.CDLL:
         library = ctypes.CDLL(str(self._file))

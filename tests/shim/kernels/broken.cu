@@ -4,6 +4,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/copy.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/shuffle.cuh"
 
@@ -90,5 +91,11 @@ extern "C" __global__ void __launch_bounds__(64) broken(i32 part, u32* memory) {
       __syncthreads();
       memory[thread] = words[thread ^ 32];
       return;
+    case 17:  // ends before its copy has landed
+      async_copy(shared + thread * 16, memory, true);
+      async_copies_commit();
+      return;
+    case 18: return async_copy(shared + 1024, memory, true);  // past the shared memory
+    case 19: return async_copy(shared, memory + 1, true);     // from an address that is not aligned
   }
 }

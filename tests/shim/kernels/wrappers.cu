@@ -6,8 +6,10 @@
 #include "ptx/clock.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/copy.cuh"
 #include "ptx/dp4a.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
 
@@ -227,6 +229,38 @@ __device__ void wait_a_while(u64* out) {
   out[1] = clock_ns() - ns;
 }
 
+// Two groups of copies and an empty one, each read by another thread than the one that copied. in, out (2, 64, 4)
+__device__ void copy_pieces(const u32* in, u32* out) {
+  uint4* shared = reinterpret_cast<uint4*>(dynamic_shared());
+  const u32 thread = threadIdx.x, other = (thread + 33) % 64;
+  async_copy(shared + thread, in + thread * 4, true);
+  async_copies_commit();
+  async_copy(shared + 64 + thread, in + 256 + thread * 4, thread % 2 == 0);
+  async_copies_commit();
+  async_copies_commit();
+  async_copies_wait<2>();
+  __syncthreads();
+  reinterpret_cast<uint4*>(out)[other] = shared[other];
+  async_copies_wait<0>();
+  __syncthreads();
+  reinterpret_cast<uint4*>(out)[64 + other] = shared[64 + other];
+}
+
+// in (32, 8): four matrices. out (2, 32, 4): as they are, and transposed.
+__device__ void load_fragments(const u32* in, u32* out) {
+  u32* shared = reinterpret_cast<u32*>(dynamic_shared());
+  const u32 lane = lane_index();
+  for (u32 i = 0; i < 4; i++) shared[lane * 4 + i] = in[lane * 4 + i];
+  __syncwarp();
+  u32 plain[4], transposed[4];
+  load_matrices(plain, shared + lane * 4);
+  load_matrices_transposed(transposed, shared + lane * 4);
+  for (u32 i = 0; i < 4; i++) {
+    out[lane * 4 + i] = plain[i];
+    out[128 + lane * 4 + i] = transposed[i];
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(128) wrappers(i32 part, u8* in, u8* out) {
   u32* words = reinterpret_cast<u32*>(out);
   u16* halves = reinterpret_cast<u16*>(in);
@@ -241,5 +275,7 @@ extern "C" __global__ void __launch_bounds__(128) wrappers(i32 part, u8* in, u8*
     case 7: return count(reinterpret_cast<u32*>(in), reinterpret_cast<u64*>(in) + 1, words);
     case 8: return reach_over(words);
     case 9: return wait_a_while(reinterpret_cast<u64*>(out));
+    case 10: return copy_pieces(reinterpret_cast<u32*>(in), words);
+    case 11: return load_fragments(reinterpret_cast<u32*>(in), words);
   }
 }

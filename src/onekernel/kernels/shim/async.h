@@ -115,6 +115,8 @@ inline void bulk_copy(void* to, const void* from, u32 bytes, u64* landed) {
 inline void finish(Block& block) {
   flush(block);
   block.ended.store(true, std::memory_order_release);
+  if (!block.launch->failed)
+    for (auto& thread : block.threads) check_copies(*thread);
   if (!block.transfers.empty() && !block.launch->failed)
     fail("CTA %u ended while %zu bulk copies into its shared memory were on their way", block.index,
          block.transfers.size());

@@ -44,6 +44,7 @@
 #include "shim/fiber_threads.h"
 #endif
 #include "shim/memory.h"
+#include "shim/copies.h"
 #include "shim/async.h"
 #include "shim/warp.h"
 #include "shim/cluster.h"

@@ -58,6 +58,13 @@ struct Transfer {
   u64* landed;
 };
 
+// 16 bytes on their way to shared memory, of one thread's group `group`.
+struct Copy {
+  unsigned char* to;
+  const unsigned char* from;  // null: zeros
+  u32 group;
+};
+
 struct PendingStore {
   void* to;
   u64 value;
@@ -81,6 +88,8 @@ struct Thread {
   Random random;
   Fiber fiber;
   u32 collectives = 0, cluster_generation = 0, turns = 0;
+  std::vector<Copy> copies;
+  u32 copy_groups = 0;
   bool done = false;
   std::atomic<const char*> waits_for{nullptr};
 };

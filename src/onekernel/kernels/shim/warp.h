@@ -41,6 +41,20 @@ inline u32 ballot(bool predicate) {
   return bits;
 }
 
+// Each lane's row of 16 bytes; see ptx/matrix.cuh.
+inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail("a row of a matrix at %p, which is not a multiple of 16", row);
+  auto rows = gather("load_matrices", static_cast<const unsigned short*>(row));
+  const u32 group = lane() / 4, t = lane() % 4 * 2;
+  for (u32 i = 0; i < 4; i++) {
+    const unsigned short* const* matrix = rows.data() + 8 * i;
+    const u32 low = transposed ? matrix[t][group] : matrix[group][t];
+    const u32 high = transposed ? matrix[t + 1][group] : matrix[group][t + 1];
+    r[i] = low | high << 16;
+  }
+  gather("load_matrices", 0);  // nobody goes on to change what others still read
+}
+
 struct Bf16 {};  // names an element type
 
 inline unsigned short bf16(float value) {

@@ -1,0 +1,1 @@
+"""The kernels of prefill: a chunk of the prompt through all layers, straight from the packed weights."""
