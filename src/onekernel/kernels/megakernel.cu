@@ -29,9 +29,9 @@ struct Loader {
   const u32* words;  // SharedWord
   Producer<MK_STAGES, STAGE_BYTES, MK_WARPS> producer;
 
-  // Starts the next copy, unless the CTA leaves. It looks at the leave word while it waits: consumers that have left
-  // free nothing any more.
-  __device__ __forceinline__ bool fill(const u8* source, u32 bytes) {
+  // Waits until the next stage is free. False if the CTA leaves: it looks at the leave word while it waits, because
+  // consumers that have left free nothing any more.
+  __device__ __forceinline__ bool free() {
     if (producer.at.round > 0) {
       const u32 stage = producer.at.stage, parity = (producer.at.round - 1) & 1;
       const Mbarrier* freed = &producer.ring.freed[stage];
@@ -41,7 +41,7 @@ struct Loader {
           }))
         return false;
     }
-    return load_acquire_cta(words + WORD_LEAVE) == 0 && producer.fill(watch, source, bytes);
+    return load_acquire_cta(words + WORD_LEAVE) == 0;
   }
 
   __device__ __forceinline__ bool product(const Task& task) {
@@ -49,7 +49,7 @@ struct Loader {
     const u64 bytes = static_cast<u64>(task.count) * task.k_units * UNIT_BYTES;
     producer.window = bytes > LONG_PHASE * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
     for (u64 done = 0; done < bytes; done += STAGE_BYTES)
-      if (!fill(source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
+      if (!free() || !producer.fill(watch, source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
     return true;
   }
 
@@ -74,7 +74,7 @@ struct Loader {
         const bool ok = cached_pieces(*launch.header, task.member, position, [&](u32 page, u32 first, u32 tokens) {
           const u8* keys = launch.pages + page_offset(launch, task.layer, head, s, page) + first * HEAD_DIM * 2;
           const u32 bytes = round_up(tokens, 8) * HEAD_DIM * 2;  // a multiple of 16, still inside the page
-          return fill(keys, bytes) && fill(keys + PAGE_TOKENS * HEAD_DIM * 2, bytes);
+          return free() && producer.fill(watch, keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES);
         });
         if (!ok) return false;
       }
@@ -98,12 +98,7 @@ struct Loader {
 __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& last, u32& stopped) {
   const Kind kind = static_cast<Kind>(task.kind);
   if (kind == Kind::EMBED) return embed_phase(m, task, last);
-  if (kind == Kind::ATTENTION) {
-    const bool ok = attention_phase(m, task);
-    // All appends of this phase lie before the barrier that ended it.
-    if (threadIdx.x == 0) store_release_cta(m.shared.words() + WORD_APPENDED, m.shared.words()[WORD_APPENDED] + 1);
-    return ok;
-  }
+  if (kind == Kind::ATTENTION) return attention_phase(m, task);
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return task.count == 0 || choose_phase(m, task, stopped);
   if (kind == Kind::HEAD) start_bests(m);
@@ -146,14 +141,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
   Shared shared;
-  shared.tasks_at = MegaRing::BYTES;
-  shared.x_at = shared.tasks_at + header->phases * static_cast<u32>(sizeof(Task));
+  shared.x_at = Shared::TASKS + header->phases * static_cast<u32>(sizeof(Task));
   shared.partial_at = shared.x_at + SEQUENCES * header->max_inputs * 2;
   shared.residual_at = shared.partial_at + round_up(max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS), 4) * 4;
-  shared.heads_at = shared.residual_at + SEQUENCES * header->max_hidden_rows * 4;
-  shared.rope_at = shared.heads_at + round_up((GROUP + 2) * HEAD_DIM, 4) * 4;
-  shared.sums_at = shared.rope_at + round_up(SEQUENCES * HEAD_DIM, 4) * 4;
-  shared.words_at = shared.sums_at + round_up(SEQUENCES * MK_WARPS, 4) * 4;
   if (threadIdx.x == 0) {
     ring.init();
     shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = 0;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from onekernel.config import PAGE_TOKENS
 from onekernel.errors import ConfigError
 from onekernel.plan.abi import TASK
 from onekernel.plan.limits import Limits
@@ -16,6 +15,7 @@ MIN_STAGES = 4
 
 _BARRIER_BYTES = 16
 _LANE_VALUES = 8
+_FEWEST_PIECE_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,14 @@ class SharedLayout:
 
     stages: int
     ring_bytes: int
+    rope: int
+    """(sequences, head_dim / 2, 2) float32: the token's cosines and sines."""
+    heads: int
+    """(group + 2, head_dim) float32: attention's queries, new key, new value."""
+    sums: int
+    """(sequences, consumer_warps) float32."""
+    words: int
+    """Words between threads: leave, appended, tokens, then each warp's best logit and its token."""
     tasks: int
     """The CTA's task records."""
     x: int
@@ -32,14 +40,6 @@ class SharedLayout:
     """(consumer_warps, sequences, max_rows) float32: sums over parts of K; attention keeps its scratch here too."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
-    heads: int
-    """(group + 2, head_dim) float32: attention's queries, new key, new value."""
-    rope: int
-    """(sequences, head_dim / 2, 2) float32: the token's cosines and sines."""
-    sums: int
-    """(sequences, consumer_warps) float32."""
-    words: int
-    """Words between threads: leave, appended, tokens, then each warp's best logit and its token."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
@@ -48,24 +48,21 @@ class SharedLayout:
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
     """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
 
-    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, or one head, and keeps
-    the scores of a piece. Raises ConfigError if a
-    piece of keys does not fit a stage.
+    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, or one head. Raises
+    ConfigError if keys and values of 8 tokens do not fit a stage.
     """
-    group_lanes = 8 if head_dim <= 128 else 16
-    group_tokens = 32 // group_lanes
+    group_lanes = 8 if head_dim <= 64 else 16 if head_dim <= 128 else 32
     lane_values = -(-head_dim // 4 // group_lanes) * 4
     splits = 1
-    while splits < warps and -(-group // splits) > 1 and -(-group // splits) * lane_values > _LANE_VALUES:
+    while 2 * splits <= warps and -(-group // splits) > 1 and -(-group // splits) * lane_values > _LANE_VALUES:
         splits *= 2
-    piece = PAGE_TOKENS if PAGE_TOKENS * head_dim * 2 <= stage_bytes else PAGE_TOKENS // 2
-    if piece * head_dim * 2 > stage_bytes:
+    piece_bytes = _FEWEST_PIECE_TOKENS * head_dim * 4
+    if piece_bytes > stage_bytes:
         raise ConfigError(
-            f"{piece} keys of {head_dim} values take {piece * head_dim * 2} bytes, more than a ring stage of "
-            f"{stage_bytes}: use {-(-piece * head_dim * 2 // 1024)} consumer warps or more"
+            f"keys and values of {_FEWEST_PIECE_TOKENS} tokens of {head_dim} values take {piece_bytes} bytes, more than "
+            f"a ring stage of {stage_bytes}: use {-(-piece_bytes // 1024)} consumer warps or more"
         )
-    step_tokens = warps // splits * group_tokens
-    return warps * -(-group // splits) * (head_dim + 2 + -(-piece // step_tokens) * group_tokens)
+    return warps * -(-group // splits) * (head_dim + 2)
 
 
 def _token_words(sequences: int) -> int:
@@ -85,14 +82,14 @@ def shared_layout(
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
         parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch)
         sizes = (
+            round_up(limits.sequences * head_dim, 4) * 4,
+            round_up((group + 2) * head_dim, 4) * 4,
+            round_up(limits.sequences * limits.consumer_warps, 4) * 4,
+            round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
             phases * TASK.dtype.itemsize,
             limits.sequences * max_inputs * 2,
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
-            round_up((group + 2) * head_dim, 4) * 4,
-            round_up(limits.sequences * head_dim, 4) * 4,
-            round_up(limits.sequences * limits.consumer_warps, 4) * 4,
-            round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
         if stages >= MIN_STAGES:
@@ -104,5 +101,5 @@ def shared_layout(
             f"{MIN_STAGES} are needed: use fewer consumer warps, fewer sequences or a smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    tasks, x, partial, residual, heads, rope, sums, words, total = itertools.accumulate(sizes, initial=ring)
-    return SharedLayout(stages, ring, tasks, x, partial, residual, heads, rope, sums, words, total, max_rows)
+    rope, heads, sums, words, tasks, x, partial, residual, total = itertools.accumulate(sizes, initial=ring)
+    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, total, max_rows)

@@ -43,36 +43,40 @@ struct Launch {
   u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, LONG_PHASE stages
 };
 
-// The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. Offsets
-// are kept, not pointers: nine pointers would take nine more registers.
+__host__ __device__ constexpr u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
+
+enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
+
+// The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. What a build
+// fixes comes first, so that its offsets cost no registers; the rest are kept as offsets, since pointers would take two.
 struct Shared {
-  u32 tasks_at, x_at, partial_at, residual_at, heads_at, rope_at, sums_at, words_at;
+  static constexpr u32 ROPE = MegaRing::BYTES, HEADS = ROPE + round_up(SEQUENCES * HEAD_DIM, 4) * 4,
+                       SUMS = HEADS + round_up((GROUP + 2) * HEAD_DIM, 4) * 4,
+                       WORDS = SUMS + round_up(SEQUENCES * MK_WARPS, 4) * 4,
+                       TASKS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4;
+  u32 x_at, partial_at, residual_at;
 
   template <class T>
   static __device__ __forceinline__ T* at(u32 offset) {
     return reinterpret_cast<T*>(dynamic_shared() + offset);
   }
 
-  __device__ __forceinline__ Task* tasks() const { return at<Task>(tasks_at); }  // (phases)
+  // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position.
+  static __device__ __forceinline__ float* rope() { return at<float>(ROPE); }
+  // (GROUP + 2, HEAD_DIM): queries, the new key, the new value.
+  static __device__ __forceinline__ float* heads() { return at<float>(HEADS); }
+  // (SEQUENCES, MK_WARPS): of squares.
+  static __device__ __forceinline__ float* sums() { return at<float>(SUMS); }
+  // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
+  static __device__ __forceinline__ u32* words() { return at<u32>(WORDS); }
+  static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
   // (SEQUENCES, max_inputs / 2): pairs of bf16.
   __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
   // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch.
   __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
   __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }
-  // (GROUP + 2, HEAD_DIM): queries, the new key, the new value.
-  __device__ __forceinline__ float* heads() const { return at<float>(heads_at); }
-  // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position.
-  __device__ __forceinline__ float* rope() const { return at<float>(rope_at); }
-  // (SEQUENCES, MK_WARPS): of squares.
-  __device__ __forceinline__ float* sums() const { return at<float>(sums_at); }
-  // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
-  __device__ __forceinline__ u32* words() const { return at<u32>(words_at); }
 };
-
-enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
-
-__device__ __forceinline__ u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
 
 // A CTA's consumers on their way through the tasks.
 struct Machine {

@@ -9,12 +9,12 @@
 #include "ptx/mma.cuh"
 #include "tile/machine.cuh"
 
-// Stores values 4 * index to 4 * index + 3. One sequence: of each 8 values, words 0, 2 and then words 1, 3, so that a lane
-// of `multiply_one` finds its B fragment in 8 consecutive bytes.
+// Stores values 4 * index to 4 * index + 3. One sequence: of each 16 values, words 0, 2, 4, 6 and then words 1, 3, 5, 7, so
+// that a lane of `multiply_one` finds both its B fragments in 16 consecutive bytes.
 __device__ __forceinline__ void store_pair(u32* x, u32 index, u32 first, u32 second) {
-  u32* to = SEQUENCES == 1 ? x + index / 2 * 4 + index % 2 : x + index * 2;
+  u32* to = SEQUENCES == 1 ? x + index / 4 * 8 + index % 4 : x + index * 2;
   to[0] = first;
-  to[SEQUENCES == 1 ? 2 : 1] = second;
+  to[SEQUENCES == 1 ? 4 : 1] = second;
 }
 
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
@@ -80,75 +80,107 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
 // After the meeting: the factor of a sequence's results, 1 / root mean square of its inputs; 1 without a norm.
 __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task, u32 sequence) {
   if (task.norm == 0) return 1.0f;
+  const float4* sums = reinterpret_cast<const float4*>(m.shared.sums() + sequence * MK_WARPS);
   float sum = 0;
 #pragma unroll
-  for (u32 w = 0; w < MK_WARPS; w++) sum += m.shared.sums()[sequence * MK_WARPS + w];
+  for (u32 w = 0; w < MK_WARPS / 4; w++) sum += (sums[w].x + sums[w].y) + (sums[w].z + sums[w].w);
   return rsqrtf(sum / static_cast<float>(m.header.hidden) + m.header.eps);
+}
+
+// The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
+__device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lane_index()); }
+
+// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts in
+// shared.partial: (MK_WARPS, row_tiles * tile rows). A meeting follows.
+//
+// The 16 bytes that a lane loads are a whole A fragment: the unit's 8 rows with half of their columns take A's rows 0 to
+// 7, and the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
+// of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum, and both are in lane 4 * row.
+// Rows 4 to 7 of a 4-row unit are its second 64 columns; their x are columns 2 and 3 of B, their sums in lane 4 * row + 1.
+//
+// After a hand-over the ring is full, and what then counts is instructions, not bytes: a warp takes two stages at a time.
+// `ok` is false for a thread that gave up a wait. It waits no more, but goes through all stages with its warp: only the
+// CTA's meeting may part them, and the result is dropped there.
+template <bool ROWS_4>
+__device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
+  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8;
+  const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
+  const u8* mine = m.ring.stages + warp * UNIT_BYTES + lane * sizeof(uint4);
+  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
+  float* sums = m.shared.partial() + warp * row_tiles * ROWS + row;
+  uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
+  u32 k = warp;                 // of the warp's next unit in its row tile
+  u32 left = row_tiles;
+#pragma unroll 1
+  while (left > 0) {
+    if (k >= k_units) {
+      k -= k_units;
+      sums += ROWS;
+      left--;
+      continue;
+    }
+    float even[4] = {}, odd[4] = {};
+#pragma unroll 1
+    for (; k + MK_WARPS < k_units; k += 2 * MK_WARPS) {
+      MegaCursor second = m.at;
+      second.advance();
+      ok = ok && m.ring.take(m.watch, m.at) && m.ring.take(m.watch, second);
+      const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
+      const uint4 a = unit[0], b = unit[WARP];
+      unit = reinterpret_cast<const uint4*>(mine + second.stage * STAGE_BYTES);
+      const uint4 c = unit[0], d = unit[WARP];
+      if (lane < UNIT_LANES) {
+        x_first = x[k * UNIT_CHUNKS];
+        x_second = x[(k + MK_WARPS) * UNIT_CHUNKS];
+      }
+      m.ring.free(m.at, ok);
+      m.ring.free(second, ok);
+      m.at = second;
+      m.at.advance();
+      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
+      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
+      mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
+      mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
+    }
+    if (k < k_units) {
+      ok = ok && m.ring.take(m.watch, m.at);
+      const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
+      const uint4 a = unit[0], b = unit[WARP];
+      if (lane < UNIT_LANES) x_first = x[k * UNIT_CHUNKS];
+      m.ring.free(m.at, ok);
+      m.at.advance();
+      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
+      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
+      k += MK_WARPS;
+    }
+    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
+    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
+    if (lane % 4 == 0 && row < ROWS) *sums = sum;
+  }
+  // k is the number of the warp's next unit after the last row tile. If that still lies in the last stage, others have
+  // units there and this warp does not.
+  if (k < round_up(row_tiles * k_units, MK_WARPS) - row_tiles * k_units) {
+    ok = ok && m.ring.take(m.watch, m.at);
+    m.ring.free(m.at, ok);
+    m.at.advance();
+  }
+  return ok;
 }
 
 // Where a warp is in its task's sequence of units.
 struct Place {
   u32 row_tile, k;
 
-  // Goes on to the warp's next unit. True if the one it leaves was the warp's last of a row tile.
-  __device__ __forceinline__ bool advance(u32 k_units) {
-    k += MK_WARPS;
-    if (k < k_units) return false;
-    while (k >= k_units) {
-      k -= k_units;
-      row_tile++;
-    }
-    return true;
+  // Goes on to the warp's next unit.
+  __device__ __forceinline__ void advance(u32 k_units) {
+    for (k += MK_WARPS; k >= k_units; k -= k_units) row_tile++;
   }
 };
 
-// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts in
-// shared.partial: (parts, row_tiles * tile rows). A meeting follows.
-//
-// The 16 bytes that a lane loads are a whole A fragment: the unit's 8 rows with half of their columns take A's rows 0 to
-// 7, and the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
-// of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum, and both are in lane 4 * row.
-// Rows 4 to 7 of a 4-row unit are its second 64 columns; their x are columns 2 and 3 of B, their sums in lane 4 * row + 1.
-template <bool ROWS_4>
-__device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_units) {
-  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_WORDS = ROWS_4 ? 64 : 32;
-  const u32 lane = lane_index(), warp = warp_index(), row = lane / 4;
-  const u32 units = row_tiles * k_units, rows = row_tiles * ROWS;
-  const uint2* x = reinterpret_cast<const uint2*>(m.shared.x() + row / 2 * 32 + lane % 4 * 8) + row % 2;
-  Place place{warp / k_units, warp % k_units};
-  float even[4] = {}, odd[4] = {};
-#pragma unroll 1
-  for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
-    uint2 low = make_uint2(0, 0), high = low;
-    if (lane < (ROWS_4 ? 16 : 8)) {
-      low = x[place.k * (UNIT_WORDS / 2)];
-      high = x[place.k * (UNIT_WORDS / 2) + 2];
-    }
-    if (!m.take_stage()) return false;
-    const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
-    if (first < units) {
-      const uint4 a = unit[0], b = unit[WARP];
-      mma_bf16(even, a.x, a.y, a.z, a.w, low.x, low.y);
-      mma_bf16(odd, b.x, b.y, b.z, b.w, high.x, high.y);
-    }
-    m.ring.free(m.at);
-    if (first >= units) continue;
-    const Place here = place;
-    if (!place.advance(k_units)) continue;
-    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) even[i] = odd[i] = 0;
-    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
-    if (lane % 4 == 0 && row < ROWS)
-      m.shared.partial()[here.k % MK_WARPS * rows + here.row_tile * ROWS + row] = sum;
-  }
-  return true;
-}
-
-// The same for eight sequences: (parts, SEQUENCES, row_tiles * tile rows). The weights are B here, so that a row of A can be
+// The same for eight sequences: (MK_WARPS, SEQUENCES, row_tiles * tile rows). The weights are B here, so that a row of A can be
 // a sequence; with 4-row units rows 8 to 15 are the sequences' second 64 columns, whose sums stand at columns 4 to 7.
 template <bool ROWS_4>
-__device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_units) {
+__device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
   constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_WORDS = ROWS_4 ? 64 : 32;
   const u32 lane = lane_index(), warp = warp_index(), sequence = lane / 4, quarter = lane % 4;
   const u32 units = row_tiles * k_units, rows = row_tiles * ROWS;
@@ -157,7 +189,7 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
   float even[4] = {}, odd[4] = {};
 #pragma unroll 1
   for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
-    if (!m.take_stage()) return false;
+    ok = ok && m.ring.take(m.watch, m.at);
     const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
     if (first < units) {
       const uint4* low = reinterpret_cast<const uint4*>(x + place.k * UNIT_WORDS);
@@ -168,10 +200,11 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
         mma_bf16(odd, a.z, b.z, a.w, b.w, w.z, w.w);
       }
     }
-    m.ring.free(m.at);
+    m.ring.free(m.at, ok);
     if (first >= units) continue;
     const Place here = place;
-    if (!place.advance(k_units)) continue;
+    place.advance(k_units);
+    if (place.row_tile == here.row_tile) continue;
     float sum[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -183,31 +216,32 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
       sum[1] += shuffle_xor(sum[3], 2);
     }
     if (quarter < ROWS / 2)
-      *reinterpret_cast<float2*>(m.shared.partial() + (here.k % MK_WARPS * SEQUENCES + sequence) * rows + here.row_tile * ROWS +
-                                 quarter * 2) = make_float2(sum[0], sum[1]);
+      *reinterpret_cast<float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows + here.row_tile * ROWS + quarter * 2) = make_float2(sum[0], sum[1]);
   }
-  return true;
+  return ok;
 }
 
 template <bool ROWS_4>
-__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units) {
+__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
   static_assert(SEQUENCES == 1 || SEQUENCES == 8, "a row of A, or a column of B, for each");
-  return SEQUENCES == 1 ? multiply_one<ROWS_4>(m, row_tiles, k_units) : multiply_eight<ROWS_4>(m, row_tiles, k_units);
+  return SEQUENCES == 1 ? multiply_one<ROWS_4>(m, row_tiles, k_units, ok) : multiply_eight<ROWS_4>(m, row_tiles, k_units, ok);
 }
 
-// Rows whose parts lie in shared.partial(): `count` rows from `first` of the whole matrix on.
+// Rows whose parts lie in shared.partial(): `count` rows from `first` of the whole matrix on, 1 << tile_shift a row tile.
 struct Rows {
-  u32 first, count, parts;
+  u32 first, count, k_units, tile_shift;
 };
 
 // The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
 __device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   float2 sum = make_float2(0, 0);
-#pragma unroll 4
-  for (u32 part = 0; part < rows.parts; part++) {
-    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (part * SEQUENCES + sequence) * rows.count + row);
+  u32 warp = (row >> rows.tile_shift) * rows.k_units % MK_WARPS;  // that had the row tile's first unit
+#pragma unroll 8
+  for (u32 part = 0; part < min(rows.k_units, static_cast<u32>(MK_WARPS)); part++) {
+    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows.count + row);
     sum.x += v.x;
     sum.y += v.y;
+    warp = warp + 1 == MK_WARPS ? 0 : warp + 1;
   }
   return sum;
 }
@@ -225,15 +259,17 @@ template <class Finish>
 __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish finish) {
   const bool rows_4 = task.flags & FLAG_ROWS_4;
   const u32 columns = rows_4 ? 128 : 64;
-  if (!m.meet(take_inputs(m, task, columns))) return false;
-  const u32 tile_rows = rows_4 ? 4 : 8, parts = min(task.k_units, static_cast<u32>(MK_WARPS));
+  bool ok = take_inputs(m, task, columns);
+  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+  const u32 tile_shift = rows_4 ? 2 : 3;
   // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
-  const u32 fit = m.header.max_rows / tile_rows, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
+  const u32 fit = m.header.max_rows >> tile_shift, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
 #pragma unroll 1
   for (u32 tile = 0; tile < task.count; tile += run) {
     const u32 tiles = min(run, task.count - tile);
-    if (!m.meet(rows_4 ? multiply<true>(m, tiles, task.k_units) : multiply<false>(m, tiles, task.k_units))) return false;
-    finish(Rows{(task.first + tile) * tile_rows, tiles * tile_rows, parts});
+    ok = rows_4 ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
+    if (!m.meet(ok)) return false;
+    finish(Rows{(task.first + tile) << tile_shift, tiles << tile_shift, task.k_units, tile_shift});
     if (tile + run < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
   return true;

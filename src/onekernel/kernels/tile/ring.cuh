@@ -65,8 +65,10 @@ struct Producer {
   Cursor<STAGES> pending;  // the oldest stage that may not have landed
   u32 in_flight = 0;
 
-  // Starts the copy of the next stage once it is free and fewer than `window` are on their way. False: give up.
-  __device__ __forceinline__ bool fill(const Watch& watch, const u8* source, u32 bytes) {
+  // Starts the copy of the next stage once it is free and fewer than `window` are on their way; with a `second` source,
+  // `bytes` of that too, to `second_at` in the stage. False: give up.
+  __device__ __forceinline__ bool fill(const Watch& watch, const u8* source, u32 bytes, const u8* second = nullptr,
+                                       u32 second_at = 0) {
     if (at.round > 0 && !spin_mbarrier(watch, Wait::FREED, at.stage, &ring.freed[at.stage], (at.round - 1) & 1))
       return false;
     while (in_flight >= window) {  // more than `window` are on their way after it has shrunk
@@ -75,8 +77,11 @@ struct Producer {
       pending.advance();
       in_flight--;
     }
-    mbarrier_arrive_expect(&ring.landed[at.stage], bytes);
-    bulk_copy(ring.stages + at.stage * STAGE_BYTES, source, bytes, &ring.landed[at.stage], CachePolicy::EVICT_FIRST);
+    Mbarrier* landed = &ring.landed[at.stage];
+    u8* stage = ring.stages + at.stage * STAGE_BYTES;
+    mbarrier_arrive_expect(landed, second == nullptr ? bytes : 2 * bytes);
+    bulk_copy(stage, source, bytes, landed, CachePolicy::EVICT_FIRST);
+    if (second != nullptr) bulk_copy(stage + second_at, second, bytes, landed, CachePolicy::EVICT_FIRST);
     at.advance();
     in_flight++;
     return true;

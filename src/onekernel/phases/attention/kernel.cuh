@@ -1,42 +1,50 @@
 // The attention phase: QK-norm and RoPE on the new token's heads, its append to the cache, and attention over this CTA's
 // part of the cache, in float32 on bf16 keys and values.
 //
-// A KV head's cache is shared out in blocks of pages (tile/machine.cuh). Earlier positions come through the ring, which
-// the producer fills without waiting for this token; the new position comes from shared memory, by the owner of the block
-// it lands in. Every warp attends to its own tokens with a running maximum, so warps meet only once, at the end.
+// A KV head's cache is shared out in blocks of pages (tile/machine.cuh). Earlier positions come through the ring, keys and
+// values of a piece in one stage, which the producer fills without waiting for this token; the new position comes from
+// shared memory, by the owner of the block it lands in. Every warp attends to its own tokens with a running maximum, so
+// warps meet only twice: when the heads are ready, and to merge.
 #pragma once
 
 #include "ptx/fence.cuh"
 #include "tile/machine.cuh"
 
 constexpr u32 HALF_DIM = HEAD_DIM / 2;
+constexpr u32 NORM_VALUES = (HEAD_DIM + WARP - 1) / WARP;  // of a head, in each lane of a warp
 
-// GROUP_LANES lanes attend to one token: each holds CHUNKS chunks of 4 values of the head. A warp works on WARP_TOKENS
-// tokens at once, so a score costs three or four shuffles, and a lane
-// meets only a few tokens of a page.
-constexpr u32 GROUP_LANES = HEAD_DIM <= 128 ? 8 : 16, WARP_TOKENS = WARP / GROUP_LANES;
+// GROUP_LANES lanes attend to one token: each holds one or two chunks of 4 values of the head, since registers are short.
+// A warp works on WARP_TOKENS tokens at once.
+constexpr u32 GROUP_LANES = HEAD_DIM <= 64 ? 8 : HEAD_DIM <= 128 ? 16 : 32, WARP_TOKENS = WARP / GROUP_LANES;
 constexpr u32 HEAD_CHUNKS = HEAD_DIM / 4, CHUNKS = (HEAD_CHUNKS + GROUP_LANES - 1) / GROUP_LANES, LANE_VALUES = CHUNKS * 4;
 
 // Warps are split over the heads of a group, so that a lane keeps few query values and as many sums: registers are short.
 constexpr u32 MOST_VALUES = 8;
 __device__ constexpr u32 head_splits() {
   u32 splits = 1;
-  while (splits < MK_WARPS && (GROUP + splits - 1) / splits > 1 && (GROUP + splits - 1) / splits * LANE_VALUES > MOST_VALUES)
+  while (2 * splits <= MK_WARPS && (GROUP + splits - 1) / splits > 1 && (GROUP + splits - 1) / splits * LANE_VALUES > MOST_VALUES)
     splits *= 2;
   return splits;
 }
 constexpr u32 HEAD_SPLITS = head_splits();
 constexpr u32 WARP_HEADS = (GROUP + HEAD_SPLITS - 1) / HEAD_SPLITS, TOKEN_WARPS = MK_WARPS / HEAD_SPLITS;
 
-// Tokens of keys, or of values, in one stage of the ring, and of them those that one lane attends to.
-constexpr u32 PIECE_TOKENS = PAGE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES ? PAGE_TOKENS : PAGE_TOKENS / 2;
+// Tokens whose keys, and then values, are in one stage of the ring, and those of them that one lane attends to.
+__device__ constexpr u32 piece_tokens() {
+  u32 tokens = PAGE_TOKENS;
+  while (tokens * HEAD_DIM * 4 > STAGE_BYTES) tokens /= 2;
+  return tokens;
+}
+constexpr u32 PIECE_TOKENS = piece_tokens(), PIECE_BYTES = PIECE_TOKENS * HEAD_DIM * 2;
 constexpr u32 STEP_TOKENS = TOKEN_WARPS * WARP_TOKENS, STEPS = (PIECE_TOKENS + STEP_TOKENS - 1) / STEP_TOKENS;
-static_assert(PIECE_TOKENS * HEAD_DIM * 2 <= STAGE_BYTES, "a piece of keys fits a stage");
+static_assert(PIECE_TOKENS >= 8, "copies are multiples of 16 bytes");
+// Steps whose scores a lane holds at once.
+constexpr u32 BATCH = WARP_HEADS > 2 ? 1 : STEPS < 4 / WARP_HEADS ? STEPS : 4 / WARP_HEADS;
 constexpr float NEGATIVE = -1e30f;  // below any score; its exponential is 0, and unlike infinity it subtracts from itself
 
-// Scratch in shared.partial(): each warp's merge record of WARP_HEADS heads, then its scores of a piece.
+// Scratch in shared.partial(): each warp's merge record of WARP_HEADS heads.
 constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
-constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * (RECORD + STEPS * WARP_TOKENS);
+constexpr u32 ATTENTION_FLOATS = MK_WARPS * WARP_HEADS * RECORD;
 
 // Where the keys of one KV head's page begin; its values follow.
 __device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 head, u32 sequence, u32 page) {
@@ -63,14 +71,17 @@ __device__ __forceinline__ bool cached_pieces(const Header& header, u32 member, 
 }
 
 // One head, one warp: QK-norm if there is any, then RoPE, in place. A key is rounded to bf16, as the cache holds it.
-__device__ __forceinline__ void norm_and_rotate(const Machine& m, u32 sequence, float* head, const float* norm, bool is_key) {
+__device__ __forceinline__ void norm_and_rotate(const Machine& m, u32 sequence, float* head, const float (&norm)[NORM_VALUES],
+                                                bool is_key) {
   if (MK_QK_NORM) {
     float squares = 0;
     for (u32 i = lane_index(); i < HEAD_DIM; i += WARP) squares += head[i] * head[i];
 #pragma unroll
     for (u32 mask = WARP / 2; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
     const float factor = rsqrtf(squares / HEAD_DIM + m.header.eps);
-    for (u32 i = lane_index(); i < HEAD_DIM; i += WARP) head[i] *= factor * norm[i];
+#pragma unroll
+    for (u32 j = 0; j < NORM_VALUES; j++)
+      if (lane_index() + j * WARP < HEAD_DIM) head[lane_index() + j * WARP] *= factor * norm[j];
     __syncwarp();
   }
   const float2* rope = reinterpret_cast<const float2*>(m.shared.rope()) + sequence * HALF_DIM;
@@ -95,13 +106,11 @@ struct Attention {
   float maximum[WARP_HEADS], weight[WARP_HEADS];
   u32 first_head, first_token;  // of the step's tokens
   u32 lane;                     // in its group
-  float* scores;                // of this group: (WARP_HEADS, STEPS), WARP_TOKENS apart
   const float* queries;         // (GROUP, HEAD_DIM) in shared memory: registers are short
 
   __device__ __forceinline__ void start(const Machine& m) {
     lane = lane_index() % GROUP_LANES;
     queries = m.shared.heads();
-    scores = m.shared.partial() + MK_WARPS * WARP_HEADS * RECORD + warp_index() * WARP_HEADS * STEPS * WARP_TOKENS + lane_index() / GROUP_LANES;
     first_head = warp_index() % HEAD_SPLITS * WARP_HEADS;
     first_token = warp_index() / HEAD_SPLITS * WARP_TOKENS + lane_index() / GROUP_LANES;
 #pragma unroll
@@ -160,38 +169,37 @@ struct Attention {
     for (u32 j = 0; j < LANE_VALUES; j++) sum[h][j] += share * value[j];
   }
 
-  // Scores of this group's tokens, left in shared memory for `values`.
-  __device__ __forceinline__ void keys(const u8* piece, u32 tokens) {
-    float best[WARP_HEADS];
+  // The keys and values of `tokens` tokens. What lies behind them may be anything, NaN included, and is not used.
+  __device__ __forceinline__ void piece(const u8* keys, u32 tokens) {
+    const u32 first_of_warp = first_token - lane_index() / GROUP_LANES;
+#pragma unroll 1
+    for (u32 first = 0; first + first_of_warp < tokens; first += BATCH * STEP_TOKENS) {
+      float scores[BATCH][WARP_HEADS], best[WARP_HEADS];
 #pragma unroll
-    for (u32 h = 0; h < WARP_HEADS; h++) best[h] = maximum[h];
-    u32 step = 0;
-#pragma unroll(LANE_VALUES > 8 ? 1 : 2)
-    for (u32 token = first_token; token - lane_index() / GROUP_LANES < tokens; token += STEP_TOKENS, step++) {
-      float key[LANE_VALUES];
-      load(piece, min(token, PIECE_TOKENS - 1), key);
+      for (u32 h = 0; h < WARP_HEADS; h++) best[h] = maximum[h];
 #pragma unroll
-      for (u32 h = 0; h < WARP_HEADS; h++) {
-        const float s = score(h, key);  // what is not a token may be anything, NaN included, and is not used
-        if (token < tokens) best[h] = max(best[h], s);
-        if (lane == 0) scores[h * STEPS * WARP_TOKENS + step * WARP_TOKENS] = s;
+      for (u32 i = 0; i < BATCH; i++) {
+        const u32 token = first + i * STEP_TOKENS + first_token;
+        float key[LANE_VALUES];
+        load(keys, min(token, PIECE_TOKENS - 1), key);
+#pragma unroll
+        for (u32 h = 0; h < WARP_HEADS; h++) {
+          scores[i][h] = score(h, key);
+          if (token < tokens) best[h] = max(best[h], scores[i][h]);
+        }
+      }
+#pragma unroll
+      for (u32 h = 0; h < WARP_HEADS; h++) raise(h, best[h]);
+#pragma unroll
+      for (u32 i = 0; i < BATCH; i++) {
+        const u32 token = first + i * STEP_TOKENS + first_token;
+        if (token >= tokens) break;
+        float value[LANE_VALUES];
+        load(keys + PIECE_BYTES, token, value);
+#pragma unroll
+        for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[i][h], value);
       }
     }
-    __syncwarp();
-#pragma unroll
-    for (u32 h = 0; h < WARP_HEADS; h++) raise(h, best[h]);
-  }
-
-  __device__ __forceinline__ void values(const u8* piece, u32 tokens) {
-    u32 step = 0;
-#pragma unroll(LANE_VALUES > 8 ? 1 : 2)
-    for (u32 token = first_token; token < tokens; token += STEP_TOKENS, step++) {
-      float value[LANE_VALUES];
-      load(piece, token, value);
-#pragma unroll
-      for (u32 h = 0; h < WARP_HEADS; h++) add(h, scores[h * STEPS * WARP_TOKENS + step * WARP_TOKENS], value);
-    }
-    __syncwarp();  // the next piece's scores go to the same place
   }
 
   // The new token, from float32 in shared memory, by one group of each head split; whole warps call it.
@@ -236,28 +244,42 @@ struct Attention {
   }
 };
 
-// Takes the queries of a KV head, and the new key and value if this CTA appends them, to shared.heads() as float32.
+// Brings the queries of a KV head, and the new key and value if this CTA appends them, to shared.heads() as float32,
+// normalised and rotated. A warp takes whole heads, so no other need wait for it in between.
 __device__ __forceinline__ bool take_heads(const Machine& m, const Task& task, u32 sequence, u32 head, bool appends) {
-  const u32 base = task.in_word + sequence * m.header.qkv_words, query_words = GROUP * HALF_DIM;
-  const u32 key_base = base + m.header.kv_heads * query_words, value_base = key_base + m.header.kv_heads * HALF_DIM;
-  const u32 words = query_words + (appends ? 2 * HALF_DIM : 0);
+  const u32 base = task.in_word + sequence * m.header.qkv_words, key = m.header.kv_heads * GROUP;
+  bool ok = true;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < words; i += CONSUMERS) {
-    u32 word = base + head * query_words + i, pair = 0;
-    if (i >= query_words) word = key_base + head * HALF_DIM + i - query_words;
-    if (i >= query_words + HALF_DIM) word = value_base + head * HALF_DIM + i - query_words - HALF_DIM;
-    if (!m.take_word(word, task.in_phase, pair)) return false;
-    m.shared.heads()[2 * i] = bf16_low(pair);
-    m.shared.heads()[2 * i + 1] = bf16_high(pair);
+  for (u32 h = warp_index(); h < GROUP + (appends ? 2 : 0); h += MK_WARPS) {
+    const u32 number = h < GROUP ? head * GROUP + h : key + (h - GROUP) * m.header.kv_heads + head;
+    float norm[NORM_VALUES] = {};
+    if (MK_QK_NORM && h <= GROUP) {
+      const float* norms = m.launch.constants + (h < GROUP ? m.header.q_norm : m.header.k_norm) + task.layer * HEAD_DIM;
+#pragma unroll
+      for (u32 j = 0; j < NORM_VALUES; j++)
+        if (lane_index() + j * WARP < HEAD_DIM) norm[j] = norms[lane_index() + j * WARP];
+    }
+    float* to = m.shared.heads() + h * HEAD_DIM;
+#pragma unroll 1
+    for (u32 i = lane_index(); ok && i < HALF_DIM / 2; i += WARP) {
+      float low;
+      u32 high;
+      ok = m.take_two_words(base + number * HALF_DIM + 2 * i, task.in_phase, low, high);
+      const u32 first = __float_as_uint(low);
+      *reinterpret_cast<float4*>(to + 4 * i) = make_float4(bf16_low(first), bf16_high(first), bf16_low(high), bf16_high(high));
+    }
+    __syncwarp();
+    if (h <= GROUP) norm_and_rotate(m, sequence, to, norm, h == GROUP);
   }
-  return true;
+  return ok;
 }
 
+// By one warp; the others go on, since only a later token needs it.
 __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 sequence, u32 head, u32 position) {
   u8* page = m.launch.pages + page_offset(m.launch, task.layer, head, sequence, position / PAGE_TOKENS);
   u32* keys = reinterpret_cast<u32*>(page) + position % PAGE_TOKENS * HALF_DIM;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i < 2 * HALF_DIM; i += CONSUMERS) {
+  for (u32 i = lane_index(); i < 2 * HALF_DIM; i += WARP) {
     const float* pair = m.shared.heads() + GROUP * HEAD_DIM + 2 * i;
     u32* to = i < HALF_DIM ? keys + i : keys + PAGE_TOKENS * HALF_DIM + i - HALF_DIM;
     *to = bf16_pair(pair[0], pair[1]);
@@ -270,22 +292,11 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
   if (task.member >= members) return true;
   const bool appends = position / PAGE_TOKENS / m.header.block_pages % members == task.member;
   if (!m.meet(take_heads(m, task, sequence, head, appends))) return false;
-  const float* norms = m.launch.constants + task.layer * HEAD_DIM;
-#pragma unroll 1
-  for (u32 h = warp_index(); h < GROUP + (appends ? 1 : 0); h += MK_WARPS)
-    norm_and_rotate(m, sequence, m.shared.heads() + h * HEAD_DIM, norms + (h < GROUP ? m.header.q_norm : m.header.k_norm),
-                    h >= GROUP);
-  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (appends) append(m, task, sequence, head, position);
   Attention attention;
   attention.start(m);
   bool ok = cached_pieces(m.header, task.member, position, [&](u32, u32, u32 tokens) {
     if (!m.take_stage()) return false;
-    attention.keys(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
-    m.ring.free(m.at);
-    m.at.advance();
-    if (!m.take_stage()) return false;
-    attention.values(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
+    attention.piece(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
     m.ring.free(m.at);
     m.at.advance();
     return true;
@@ -295,6 +306,7 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
                      lane_index() / GROUP_LANES == position % WARP_TOKENS);
   attention.record(m.shared.partial());
   if (!m.meet(ok)) return false;
+  if (appends && warp_index() == MK_WARPS - 1) append(m, task, sequence, head, position);
   // Merge the warps' records in their order; then either publish the result, or this member's part of it.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < GROUP * HALF_DIM; i += CONSUMERS) {
@@ -337,5 +349,8 @@ __device__ __forceinline__ bool attention_phase(Machine& m, const Task& task) {
       if (s + i > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
       if (!attend(m, task, s, task.first + i * task.stride)) return false;
     }
+  // The warp that appends counts what is appended.
+  __syncwarp();
+  if (threadIdx.x == CONSUMERS - 1) store_release_cta(m.shared.words() + WORD_APPENDED, m.shared.words()[WORD_APPENDED] + 1);
   return true;
 }
