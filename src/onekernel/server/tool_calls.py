@@ -36,6 +36,7 @@ class ToolCallReader:
         self._held = ""
         self._begun = False
         self._bare = False
+        self._after_call = False
         self.found = 0
         """Calls so far."""
 
@@ -48,6 +49,7 @@ class ToolCallReader:
             return "", []
         shown: list[str] = []
         calls: list[ToolCall] = []
+        self._drop_break()
         while (start := self._held.find(OPEN)) >= 0:
             end = self._held.find(CLOSE, start)
             if end < 0:
@@ -59,7 +61,9 @@ class ToolCallReader:
                 shown.append(self._held[start:end])
             else:
                 calls += found
-            self._held = self._held[end:].lstrip("\n") if found else self._held[end:]
+                self._after_call = True
+            self._held = self._held[end:]
+            self._drop_break()
         if start < 0:
             start = len(self._held) - _partial(self._held, OPEN)
         shown.append(self._held[:start])
@@ -83,6 +87,12 @@ class ToolCallReader:
         self._begun = True
         self._bare = start.startswith(("{", "[{", PYTHON_TAG))
         return True
+
+    def _drop_break(self) -> None:
+        """Drop line breaks after a call, which are layout like the tags."""
+        if self._after_call:
+            self._held = self._held.lstrip("\r\n")
+            self._after_call = not self._held
 
     def _take(self, calls: list[ToolCall]) -> list[ToolCall]:
         if self._most is not None:
