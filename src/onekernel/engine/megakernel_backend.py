@@ -1,14 +1,15 @@
-"""The megakernel as a backend: prefill by the model's phases from packed weights, then one launch for the answer."""
+"""The megakernel as a backend: prefill from the packed weights, then one launch for the answer."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 
 from onekernel.config import Sampling
 from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
 from onekernel.engine.megakernel import MAX_STOP_IDS, Megakernel
+from onekernel.engine.packed_prefill import PackedPrefill
 from onekernel.engine.paged_backend import PagedBackend, PagedSequence, own_sequence
 from onekernel.engine.request import CancelToken
 from onekernel.engine.running_launch import Patience, RunningLaunch
@@ -21,7 +22,8 @@ from onekernel.plan.abi import MAX_LAUNCH_TOKENS
 class MegakernelBackend(PagedBackend):
     """Greedy answers run in one launch, the rest one token a launch.
 
-    `launch_tokens`: most tokens of a launch; a longer answer goes on in the next one.
+    `launch_tokens`: most tokens of a launch; a longer answer goes on in the next one. `prefill`: the kernels that do
+    it; None: the model's phases, on weights unpacked one layer at a time.
     """
 
     name = "megakernel"
@@ -34,6 +36,7 @@ class MegakernelBackend(PagedBackend):
         launch_tokens: int = MAX_LAUNCH_TOKENS,
         patience: Patience | None = None,
         prefix_cache: bool = False,
+        prefill: PackedPrefill | None = None,
     ) -> None:
         packed, limits = megakernel.packed, megakernel.plan.limits
         model = Model(packed.config, PackedWeights(packed))
@@ -47,6 +50,7 @@ class MegakernelBackend(PagedBackend):
             prefix_cache=prefix_cache,
         )
         self.megakernel = megakernel
+        self._prefill = prefill
         self._launch_tokens = launch_tokens
         self.patience = patience or Patience()
         self._table_pages = limits.table_pages
@@ -77,9 +81,23 @@ class MegakernelBackend(PagedBackend):
             if own.tokens[-1] in stop_ids:
                 return
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a whole chunk of the prompt."""
+        return super().chunk_tokens if self._prefill is None else self._prefill.chunk_tokens
+
+    def extend(self, own: PagedSequence, chunk: Sequence[int], pages: torch.Tensor) -> None:
+        """Append keys and values of the chunk that follows; see `PagedBackend.extend`."""
+        if self._prefill is None:
+            super().extend(own, chunk, pages)
+            return
+        if self.config.rope_scaling.kind == "dynamic":
+            self.megakernel.packed.write_rope(own.rope)
+        self._prefill.run(chunk, pages, own.length)
+
     def close(self) -> None:
-        """Drop weights, cache and kernel."""
-        del self.megakernel
+        """Drop weights, cache and kernels."""
+        del self.megakernel, self._prefill
         super().close()
 
     def _launch(

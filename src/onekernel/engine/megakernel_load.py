@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -16,6 +17,7 @@ from onekernel.device.support import architecture, check_supported
 from onekernel.engine.megakernel import Megakernel
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.memory import pages_for
+from onekernel.engine.packed_prefill import PackedPrefill, usable_variants, why_not
 from onekernel.engine.request import CancelToken
 from onekernel.errors import ConfigError, DeviceError, NumericError
 from onekernel.kernels.megakernel import MegakernelShape, consumer_warps
@@ -24,6 +26,10 @@ from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import Plan, make_plan
 from onekernel.weights.arena import UNIT_BYTES
+
+Prefill = Literal["torch", "packed"]
+PREFILL: Prefill = "torch"
+"""What computes the prompt: the model's phases on PyTorch, or the prefill kernels, which no GPU has confirmed yet."""
 
 FEWEST_WARPS = 8
 """Computing warps of a CTA where shared memory has no room for more."""
@@ -90,6 +96,22 @@ def assemble(
     kernel = load_kernel(spec, device, cache)
     pages = KVCache.allocate(plan.config, limits.num_pages, torch.bfloat16, device)
     return Megakernel(plan, packed, pages, kernel, shape)
+
+
+def prefill_kernels(
+    megakernel: Megakernel, device: str, which: Prefill | None = None, cache: KernelCache | None = None
+) -> PackedPrefill | None:
+    """Return the kernels that compute prompts, or None where PyTorch does: by choice, or for heads that do not fit."""
+    packed, found = megakernel.packed, facts(device)
+    if (which or PREFILL) == "torch" or why_not(packed.config, found.shared_bytes_per_block) is not None:
+        return None
+    return PackedPrefill(
+        packed,
+        megakernel.cache,
+        lambda spec: load_kernel(spec, device, cache),
+        sms=found.sm_count,
+        variants=usable_variants(found.shared_bytes_per_block),
+    )
 
 
 def warm_up(backend: MegakernelBackend, prompt: Sequence[int] = (0, 0, 0)) -> None:

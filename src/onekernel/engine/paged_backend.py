@@ -112,10 +112,8 @@ class PagedBackend:
         total = len(own.tokens) - 1
         pages = own.page_table.to(self.device)  # once, not in every layer
         while own.length < total and not cancel.is_set:
-            end = min((own.length // PREFILL_CHUNK_TOKENS + 1) * PREFILL_CHUNK_TOKENS, total)
-            chunk = own.tokens[own.length : end]
-            table = pages if len(chunk) > 1 else own.page_table
-            self.model.extend(chunk, Place(self.cache, table, own.rope, own.length))
+            end = min((own.length // self.chunk_tokens + 1) * self.chunk_tokens, total)
+            self.extend(own, own.tokens[own.length : end], pages)
             if self.model.device.type == "cuda":
                 torch.cuda.synchronize(self.model.device)  # done, not queued, when progress and cancel look
             own.length = end
@@ -124,6 +122,16 @@ class PagedBackend:
                 break
         if own.length == total:
             self._pages.share(own.lease, own.tokens[:total])
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a whole chunk of the prompt."""
+        return PREFILL_CHUNK_TOKENS
+
+    def extend(self, own: PagedSequence, chunk: Sequence[int], pages: torch.Tensor) -> None:
+        """Append keys and values of the chunk that follows; `pages` is the sequence's page table on the device."""
+        table = pages if len(chunk) > 1 else own.page_table
+        self.model.extend(chunk, Place(self.cache, table, own.rope, own.length))
 
     def release(self, sequence: SequenceState, *, failed: bool = False) -> None:
         """Give the sequence's pages back; the whole ones stay findable, unless it failed."""

@@ -52,7 +52,7 @@ class PackedLayers(Sequence[LayerWeights]):
 
     def __init__(self, packed: PackedModel) -> None:
         self._packed = packed
-        self._scratch = packed.arena.new_empty(scratch_bytes(packed.layout))
+        self._scratch: torch.Tensor | None = None  # not before it is needed: prefill kernels read the packed copy
         self._index = -1
         self._layer: LayerWeights | None = None
 
@@ -78,6 +78,8 @@ class PackedLayers(Sequence[LayerWeights]):
     def _unpack(self, layer: int) -> LayerWeights:
         packed, config, constants = self._packed, self._packed.config, self._packed.layout.constants
         sizes = [packed.layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES]
+        if self._scratch is None:
+            self._scratch = packed.arena.new_empty(scratch_bytes(packed.layout))
         parts = dict(zip(LAYER_MATRICES, self._scratch.split(sizes), strict=True))
 
         def matrix(kind: MatrixKind) -> torch.Tensor:
