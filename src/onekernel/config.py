@@ -182,7 +182,8 @@ class EngineConfig:
     prefix_cache: bool = True
     """Keep the pages of ended requests, so that a prompt that begins like one of them is prefilled from there on."""
     kv_tokens: int | None = None
-    """Positions of the KV cache over all sequences, at least one context; None: four contexts, or what is free."""
+    """Positions of the KV cache over all sequences, at least one context; 0: one context; None: four contexts, or what
+    half of the memory allows that is free beyond the first."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_context, int) and self.max_context < 0:
@@ -193,7 +194,7 @@ class EngineConfig:
         _whole("threads", self.threads, 1, MAX_THREADS)
         _number("slice_tokens", self.slice_tokens, 1)
         _number("max_waiting", self.max_waiting, 0)
-        _whole("kv_tokens", self.kv_tokens, 2, None)
+        _whole("kv_tokens", self.kv_tokens, 0, None)
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache is {self.prefix_cache!r}; it must be true or false")
         if not isinstance(self.device, str):

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def open_llm(args: argparse.Namespace, console: Console, **fixed: Any) -> LLM:
-    """Load the model that the flags name; `fixed` engine settings win over flags."""
+    """Load the model that the flags name; `fixed` engine settings win over flags.
+
+    A command without flags about sharing answers one request at a time, which needs the KV cache of one.
+    """
+    if not hasattr(args, "kv_tokens"):
+        fixed = {"kv_tokens": 0, **fixed}
     name, options = model_name(args), engine_config(args, **fixed)
     start = time.perf_counter()
     from onekernel.llm import LLM

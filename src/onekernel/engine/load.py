@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from onekernel.config import EngineConfig, ModelConfig, context_tokens, defaults_from
+from onekernel.config import PAGE_TOKENS, EngineConfig, ModelConfig, context_tokens, defaults_from
 from onekernel.device.compile import mark_ready
 from onekernel.device.host import default_threads
 from onekernel.device.resolve import resolve_device
 from onekernel.engine.backend import Backend, MemoryReport
 from onekernel.engine.engine import Engine
+from onekernel.engine.kv_size import describe, kv_pages, with_pages
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, warm_up
-from onekernel.engine.memory import check_memory, format_bytes, free_memory, pages_for
+from onekernel.engine.memory import check_memory, format_bytes, free_memory, plan_memory
 from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.errors import ConfigError
 from onekernel.models.load import load_packed, load_weights
@@ -99,7 +100,11 @@ def load_engine(
         tokenizer = open_tokenizer(settings, config)
     vocab_limit = min(config.vocab_size, tokenizer.vocab_limit)
     planned = _plan(options, config, device, dtype, context, vocab_limit)
-    memory = check_memory(config, dtype, device, context, free_memory(device), planned.plan)
+    free = free_memory(device)
+    spare = free - plan_memory(config, dtype, device, context, planned.plan).total_bytes
+    page_bytes = PAGE_TOKENS * config.kv_bytes_per_token(dtype.itemsize)
+    pages = kv_pages(options.kv_tokens, context, page_bytes, spare)
+    memory = check_memory(config, dtype, device, context, free, planned.plan, pages)
     backend_name = ReferenceBackend.name if planned.plan is None else MegakernelBackend.name
     for note in settings.notes:
         listener.note(note)
@@ -108,16 +113,30 @@ def load_engine(
         listener.note(f"not the megakernel: {planned.reason}")
     listener.note(
         f"context {context} of {config.context_limit} tokens; memory: weights {format_bytes(memory.weights_bytes)}, "
-        f"KV cache {format_bytes(memory.kv_bytes)}, workspace {format_bytes(memory.workspace_bytes)}"
+        f"KV cache {format_bytes(memory.kv_bytes)}{describe(pages, context)}, "
+        f"workspace {format_bytes(memory.workspace_bytes)}"
     )
     taken = defaults_from(settings.generation_config)
     listener.detail(f"from generation_config: {taken or 'nothing'}")
     listener.detail(f"end-of-sequence ids: {sorted(tokenizer.eos_token_ids)}")
     mark_ready(False)
+    backend: Backend
     if planned.plan is not None:
-        backend = _megakernel_backend(checkpoint, planned.plan, device, memory, clock)
+        plan = with_pages(planned.plan, pages)
+        backend = _megakernel_backend(checkpoint, plan, device, memory, clock, prefix_cache=options.prefix_cache)
     else:
-        backend = _reference_backend(checkpoint, config, dtype, device, context, vocab_limit, memory, clock)
+        with clock.step("weights"):
+            weights = _reference_weights(checkpoint, config, dtype, device, clock)
+            checkpoint.close()
+        with clock.step("backend"):
+            backend = ReferenceBackend(
+                Model(config, weights),
+                max_context=context,
+                num_pages=pages,
+                vocab_limit=vocab_limit,
+                memory=memory,
+                prefix_cache=options.prefix_cache,
+            )
     mark_ready()
     engine = Engine(backend, tokenizer, settings.generation_config, options)
     return Loaded(engine, settings, config, dtype, clock.steps_s)
@@ -154,7 +173,7 @@ def _plan(
 
 
 def _megakernel_backend(
-    checkpoint: Checkpoint, plan: Plan, device: str, memory: MemoryReport, clock: _Clock
+    checkpoint: Checkpoint, plan: Plan, device: str, memory: MemoryReport, clock: _Clock, *, prefix_cache: bool
 ) -> Backend:
     with clock.step("weights"):
         packed = load_packed(checkpoint, plan.config, plan.layout, device=device, progress=clock.tensors)
@@ -162,33 +181,14 @@ def _megakernel_backend(
     with clock.step("kernel"):
         megakernel = assemble(plan, packed, device, clock.listener.note)
     with clock.step("backend"):
-        backend = MegakernelBackend(megakernel, memory=memory)
+        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache)
         warm_up(backend)
     return backend
 
 
-def _reference_backend(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: str,
-    context: int,
-    vocab_limit: int,
-    memory: MemoryReport,
-    clock: _Clock,
-) -> Backend:
-    with clock.step("weights"):
-        weights: Weights
-        if config.ternary is None:
-            weights = load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
-        else:
-            weights = load_ternary(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
-        checkpoint.close()
-    with clock.step("backend"):
-        return ReferenceBackend(
-            Model(config, weights),
-            max_context=context,
-            num_pages=pages_for(context),
-            vocab_limit=vocab_limit,
-            memory=memory,
-        )
+def _reference_weights(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: str, clock: _Clock
+) -> Weights:
+    if config.ternary is None:
+        return load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
+    return load_ternary(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)

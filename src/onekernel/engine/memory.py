@@ -19,15 +19,21 @@ def pages_for(tokens: int) -> int:
 
 
 def plan_memory(
-    config: ModelConfig, dtype: torch.dtype, device: str, context: int, plan: Plan | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    context: int,
+    plan: Plan | None = None,
+    pages: int | None = None,
 ) -> MemoryReport:
-    """Return the bytes of weights, of a KV cache for `context` tokens, and of the largest forward pass.
+    """Return the bytes of weights, of a KV cache, and of the largest forward pass of a sequence of `context` tokens.
 
-    With a plan of the megakernel the weights are its two arenas, and the workspace holds an unpacked layer and the
-    exchange as well, or, if that takes more, what is on its way while the weights are packed.
+    pages: of the KV cache; None: those of one context. With a plan of the megakernel the weights are its two arenas,
+    and the workspace holds an unpacked layer and the exchange as well, or, if that takes more, what is on its way while
+    the weights are packed.
     """
     element = dtype.itemsize
-    kv_bytes = pages_for(context) * PAGE_TOKENS * config.kv_bytes_per_token(element)
+    kv_bytes = (pages or pages_for(context)) * PAGE_TOKENS * config.kv_bytes_per_token(element)
     chunk = min(PREFILL_CHUNK_TOKENS, context)
     widest = 3 * config.hidden_size + 2 * config.q_size + 4 * config.kv_size + 3 * config.intermediate_size
     workspace = 4 * (chunk * widest + 2 * config.vocab_size)
@@ -53,25 +59,35 @@ def free_memory(device: str) -> int:
 
 
 def check_memory(
-    config: ModelConfig, dtype: torch.dtype, device: str, context: int, free: int, plan: Plan | None = None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    context: int,
+    free: int,
+    plan: Plan | None = None,
+    pages: int | None = None,
 ) -> MemoryReport:
     """Return the needs if they fit `free` bytes; else raise MemoryLimitError with the largest context that does."""
-    needs = plan_memory(config, dtype, device, context, plan)
+    needs = plan_memory(config, dtype, device, context, plan, pages)
     if needs.total_bytes <= free:
         return needs
-    pages = pages_for(context)
-    while pages and plan_memory(config, dtype, device, pages * PAGE_TOKENS, plan).total_bytes > free:
-        pages = pages // 2 if pages > 64 else pages - 1
-    largest = pages * PAGE_TOKENS
-    advice = (
-        f"the largest context that fits is about {largest} tokens: --ctx-size {largest}"
-        if largest
-        else "not even a short context fits: free memory or take a smaller model"
-    )
+    pages = pages or pages_for(context)
+    one = pages_for(context)
+    while one and plan_memory(config, dtype, device, one * PAGE_TOKENS, plan).total_bytes > free:
+        one = one // 2 if one > 64 else one - 1
+    largest = one * PAGE_TOKENS
+    if largest >= context:
+        advice = f"one context of {context} tokens fits: take a smaller --kv-tokens"
+    else:
+        advice = (
+            f"the largest context that fits is about {largest} tokens: --ctx-size {largest}"
+            if largest
+            else "not even a short context fits: free memory or take a smaller model"
+        )
     raise MemoryLimitError(
         f"{format_bytes(needs.total_bytes)} are needed on {device} (weights {format_bytes(needs.weights_bytes)}, KV "
-        f"cache {format_bytes(needs.kv_bytes)} for {context} tokens, workspace {format_bytes(needs.workspace_bytes)}) "
-        f"but {format_bytes(free)} are free; {advice}",
+        f"cache {format_bytes(needs.kv_bytes)} for {pages * PAGE_TOKENS} tokens, workspace "
+        f"{format_bytes(needs.workspace_bytes)}) but {format_bytes(free)} are free; {advice}",
         needs.total_bytes,
         free,
         largest,

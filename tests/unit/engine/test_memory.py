@@ -7,12 +7,17 @@ import torch
 
 from onekernel.config import ModelConfig
 from onekernel.engine.memory import check_memory, format_bytes, plan_memory
-from onekernel.errors import MemoryLimitError
+from onekernel.engine.kv_size import describe, kv_pages, with_pages
+from onekernel.errors import ConfigError, MemoryLimitError
+from onekernel.plan.limits import Limits
+from onekernel.plan.plan import make_plan
 
 CONFIG = ModelConfig("LlamaForCausalLM", 576, 1536, 30, 9, 3, 64, 49152, 8192, tie_word_embeddings=True)
 
 
-@pytest.mark.complaint("C1", file="engine/memory.py", old="pages_for(context) * PAGE_TOKENS", new="2 * context")
+@pytest.mark.complaint(
+    "C1", file="engine/memory.py", old="(pages or pages_for(context)) * PAGE_TOKENS", new="2 * context"
+)
 def test_needs_are_what_this_model_and_this_context_take() -> None:
     plan = plan_memory(CONFIG, torch.bfloat16, "cuda", 1000)
     assert plan.weights_bytes == 2 * 134_515_008
@@ -46,3 +51,51 @@ def test_a_model_that_does_not_fit_at_all_says_so() -> None:
 )
 def test_bytes_are_written_as_people_read_them(count: int, text: str) -> None:
     assert format_bytes(int(count)) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "spare", "pages"),
+    [
+        (None, 10**9, 64),  # four contexts of 16 pages
+        (None, 40 * 100, 36),  # half of what is free
+        (None, 0, 16),
+        (None, -5, 16),
+        (0, 10**9, 16),
+        (1000, 0, 16),
+        (5000, 0, 79),
+    ],
+)
+def test_the_cache_has_four_contexts_or_what_half_of_the_rest_allows_or_what_is_asked(
+    asked: int | None, spare: int, pages: int
+) -> None:
+    assert kv_pages(asked, 1000, 100, spare) == pages
+
+
+def test_a_cache_of_less_than_a_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_tokens is 999, less than one context of 1000"):
+        kv_pages(999, 1000, 100, 10**9)
+
+
+def test_more_sequences_than_fit_name_the_flag_for_them() -> None:
+    one = plan_memory(CONFIG, torch.bfloat16, "cpu", 8192)
+    assert plan_memory(CONFIG, torch.bfloat16, "cpu", 8192, pages=256).kv_bytes == 2 * one.kv_bytes
+    with pytest.raises(
+        MemoryLimitError, match="for 16384 tokens.*one context of 8192 tokens fits.*smaller --kv-tokens"
+    ):
+        check_memory(CONFIG, torch.bfloat16, "cpu", 8192, one.total_bytes, pages=256)
+
+
+def test_what_the_cache_holds_is_told_in_tokens_and_contexts() -> None:
+    assert describe(16, 1000) == ""
+    assert describe(64, 1000) == " (4096 tokens, 4 contexts)"
+    assert describe(40, 1000) == " (2560 tokens, 2.5 contexts)"
+
+
+def test_a_plan_for_more_pages_differs_in_nothing_else() -> None:
+    limits = Limits(ctas=4, max_context=1000, num_pages=16)
+    small = make_plan(CONFIG, limits)
+    large = with_pages(small, 64)
+    assert (int(large.header["num_pages"]), large.limits.num_pages) == (64, 64)
+    assert (int(small.header["num_pages"]), small.limits.num_pages) == (16, 16)
+    made = make_plan(CONFIG, Limits(ctas=4, max_context=1000, num_pages=64))
+    assert made.header.tobytes() == large.header.tobytes() and made.tasks.tobytes() == large.tasks.tobytes()
