@@ -13,6 +13,7 @@ from onekernel.engine.load import Listener, Loaded, load_engine
 from onekernel.engine.prompt import Prompt, encode, is_one_prompt
 from onekernel.engine.request import CancelToken, Completion
 from onekernel.engine.stream import AnswerStream, AsyncAnswerStream, Submit
+from onekernel.errors import QueueFullError
 from onekernel.text.tokenizer import Tokenizer
 
 
@@ -93,7 +94,7 @@ class LLM:
     def generate(
         self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **template: Any
     ) -> Completion | list[Completion]:
-        """Answer one prompt, or a list of them in order.
+        """Answer one prompt, or a list of them, which take turns and may be more than may wait at once.
 
         A string or token ids are taken as they are; messages (`[{"role": "user", "content": ...}]`) go through the
         chat template, to which `template` is passed. If one of a list fails, its error is raised and the rest is
@@ -102,10 +103,18 @@ class LLM:
         if is_one_prompt(prompt):
             return self.stream(cast("Prompt", prompt), params, **template).result()
         streams: list[AnswerStream] = []
+        answers: list[Completion] = []
         try:
             for one in prompt:
-                streams.append(self.stream(cast("Prompt", one), params, **template))
-            return [stream.result() for stream in streams]
+                while True:
+                    try:
+                        streams.append(self.stream(cast("Prompt", one), params, **template))
+                        break
+                    except QueueFullError:
+                        if len(answers) == len(streams):
+                            raise  # the queue is full of others' requests
+                        answers.append(streams[len(answers)].result())
+            return answers + [stream.result() for stream in streams[len(answers) :]]
         finally:
             for stream in streams:
                 stream.cancel()
