@@ -14,6 +14,7 @@ from openai import OpenAI
 from onekernel import LLM
 from onekernel.engine.engine import Engine
 from onekernel.server.app import create_app
+from onekernel.server.service import Service
 from onekernel.server.settings import ServerSettings
 from onekernel.text.tokenizer import Tokenizer
 from tests.unit.server.serving import TextBackend, serving, text_backend, tiny_llm
@@ -47,11 +48,21 @@ def http(address: str) -> Iterator[httpx.Client]:
 class Scripted:
     """A server that answers by script: its backend, and a client for it."""
 
-    def __init__(self, backend: TextBackend, engine: Engine, address: str) -> None:
+    def __init__(self, backend: TextBackend, service: Service, address: str) -> None:
         self.backend = backend
-        self.engine = engine
+        self.service = service
         self.address = address
         self.http = httpx.Client(base_url=address, timeout=60, verify=False)  # no certificates to load: it is http
+
+    @property
+    def idle(self) -> bool:
+        """Whether neither the server nor the engine has anything to do."""
+        status = self.service.engine.status()
+        return not self.service.runs and status.running == status.waiting == self.backend.open_sequences == 0
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     def chat(self, **body: Any) -> httpx.Response:
         body.setdefault("messages", [{"role": "user", "content": "Hi"}])
@@ -80,8 +91,9 @@ def scripted(tmp_path: Path) -> Iterator[Start]:
             made = text_backend(Tokenizer.from_directory(folder, {}, {}), text, **backend)
             engine = Engine(made, made.tokenizer, generation_config or {}, options)  # type: ignore[arg-type]
             stack.callback(engine.close)
-            address = stack.enter_context(serving(create_app(engine, settings)))
-            server = Scripted(made, engine, address)
+            service = Service(settings or ServerSettings(), engine)
+            address = stack.enter_context(serving(create_app(service)))
+            server = Scripted(made, service, address)
             stack.callback(server.http.close)
             return server
 
