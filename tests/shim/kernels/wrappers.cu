@@ -235,7 +235,7 @@ __device__ void copy_pieces(const u32* in, u32* out) {
   const u32 thread = threadIdx.x, other = (thread + 33) % 64;
   async_copy(shared + thread, in + thread * 4, true);
   async_copies_commit();
-  async_copy(shared + 64 + thread, in + 256 + thread * 4, thread % 2 == 0);
+  async_copy_cached(shared + 64 + thread, in + 256 + thread * 4, thread % 2 == 0);
   async_copies_commit();
   async_copies_commit();
   async_copies_wait<2>();

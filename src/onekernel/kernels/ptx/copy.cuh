@@ -17,6 +17,18 @@ __device__ __forceinline__ void async_copy(void* to, const void* from, bool vali
 #endif
 }
 
+// The same through L1, for what other warps of this SM read too.
+__device__ __forceinline__ void async_copy_cached(void* to, const void* from, bool valid) {
+#ifdef __CUDACC__
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
+               : "memory");
+#else
+  shim::async_copy(to, from, valid);
+#endif
+}
+
 // Ends this thread's group of copies; one may be empty.
 __device__ __forceinline__ void async_copies_commit() {
 #ifdef __CUDACC__
