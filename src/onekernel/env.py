@@ -32,6 +32,7 @@ VARIABLES = (
     Variable("HF_TOKEN", "token for gated repositories", ours=False),
     Variable("HF_HUB_OFFLINE", "1: never touch the network", ours=False),
     Variable("CUDA_VISIBLE_DEVICES", "which GPUs the process sees", ours=False),
+    Variable("CUDA_MPS_PIPE_DIRECTORY", "where NVIDIA's Multi-Process Service has its pipes", ours=False),
     Variable("NO_COLOR", "set: no colours or dimming", ours=False),
 )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from onekernel.config import EngineConfig, SamplingParams
 from onekernel.engine.answer import Answer
 from onekernel.engine.backend import Backend, DecodedToken
+from onekernel.engine.gpu_claim import GpuClaim
 from onekernel.engine.job import Deliver, Event, Job, Progress
 from onekernel.engine.request import CancelToken, Constraint
 from onekernel.engine.status import EngineStatus
@@ -34,6 +37,15 @@ __all__ = ["Deliver", "Engine", "Event", "Progress"]
 
 _log = logging.getLogger(__name__)
 
+_alive: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End what runs on a device before the interpreter goes, however it came to that."""
+    for engine in list(_alive):
+        engine.close()
+
 
 class Engine:
     """Runs requests on a backend. Alone, an answer is one run of decode; several take turns of a slice of tokens each.
@@ -48,7 +60,9 @@ class Engine:
         tokenizer: Tokenizer,
         generation_config: Mapping[str, Any],
         options: EngineConfig | None = None,
+        claim: GpuClaim | None = None,
     ) -> None:
+        self._claim = claim
         self.backend = backend
         self.tokenizer = tokenizer
         self.generation_config = generation_config
@@ -58,6 +72,7 @@ class Engine:
         self._cancelled: queue.SimpleQueue[CancelToken] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="onekernel-engine", daemon=True)
         self._thread.start()
+        _alive.add(self)
 
     def submit(
         self,
@@ -122,6 +137,8 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.backend.close()
+        if self._claim is not None:
+            self._claim.close()
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         """Return the ids that end an answer."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from onekernel.config import PAGE_TOKENS, EngineConfig, ModelConfig, context_tokens, defaults_from
 from onekernel.device.compile import mark_ready
+from onekernel.device.facts import facts
 from onekernel.device.host import default_threads
 from onekernel.device.resolve import resolve_device
 from onekernel.engine.backend import Backend, MemoryReport
 from onekernel.engine.engine import Engine
+from onekernel.engine.gpu_claim import claim_gpu
 from onekernel.engine.kv_size import describe, kv_pages, with_pages
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, warm_up
@@ -120,25 +122,30 @@ def load_engine(
     listener.detail(f"from generation_config: {taken or 'nothing'}")
     listener.detail(f"end-of-sequence ids: {sorted(tokenizer.eos_token_ids)}")
     mark_ready(False)
-    backend: Backend
-    if planned.plan is not None:
-        plan = with_pages(planned.plan, pages)
-        backend = _megakernel_backend(checkpoint, plan, device, memory, clock, prefix_cache=options.prefix_cache)
-    else:
-        with clock.step("weights"):
-            weights = _reference_weights(checkpoint, config, dtype, device, clock)
-            checkpoint.close()
-        with clock.step("backend"):
-            backend = ReferenceBackend(
-                Model(config, weights),
-                max_context=context,
-                num_pages=pages,
-                vocab_limit=vocab_limit,
-                memory=memory,
-                prefix_cache=options.prefix_cache,
-            )
-    mark_ready()
-    engine = Engine(backend, tokenizer, settings.generation_config, options)
+    with ExitStack() as undo:
+        claim = None
+        backend: Backend
+        if planned.plan is not None:
+            claim = claim_gpu(facts(device).uuid)
+            undo.callback(claim.close)
+            plan = with_pages(planned.plan, pages)
+            backend = _megakernel_backend(checkpoint, plan, device, memory, clock, prefix_cache=options.prefix_cache)
+        else:
+            with clock.step("weights"):
+                weights = _reference_weights(checkpoint, config, dtype, device, clock)
+                checkpoint.close()
+            with clock.step("backend"):
+                backend = ReferenceBackend(
+                    Model(config, weights),
+                    max_context=context,
+                    num_pages=pages,
+                    vocab_limit=vocab_limit,
+                    memory=memory,
+                    prefix_cache=options.prefix_cache,
+                )
+        mark_ready()
+        engine = Engine(backend, tokenizer, settings.generation_config, options, claim)
+        undo.pop_all()
     return Loaded(engine, settings, config, dtype, clock.steps_s)
 
 

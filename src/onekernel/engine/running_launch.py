@@ -21,6 +21,8 @@ _SPINS = 20
 """Looks before the first sleep: about 20 us, which an answer's first token or a backlog often ends."""
 _SLEEP_S = 20e-6
 """Linux makes 70 us of it. The kernel waits for nobody, so this delays one token's arrival and no token's making."""
+_STOPPED_S = 1.0
+"""A sleep that took longer: this process was stopped (Ctrl-Z, a debugger, a suspended machine)."""
 _LOOK_S = 0.1
 """How often a wait without tokens asks the driver whether the launch has ended."""
 
@@ -58,9 +60,10 @@ class RunningLaunch:
             if spins > 0:
                 spins -= 1
                 continue
+            before = time.monotonic()
             time.sleep(_SLEEP_S)
             now = time.monotonic()
-            if not look:
+            if not look or now - before > _STOPPED_S:  # what passed while this process was stopped is not the kernel's
                 look, give_up = now + _LOOK_S, now + self._patience.token_s
             if now > look:
                 if megakernel.ended() and megakernel.read(index) is None:
