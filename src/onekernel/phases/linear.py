@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from onekernel.phases.norm import rms_norm
+
 
 class Matrix(Protocol):
     """A matrix that is no tensor and multiplies by itself: ternary or int8, by the reference or by an operator."""
@@ -15,8 +17,22 @@ class Matrix(Protocol):
         """Return x @ matrix.T, (tokens, rows) float32, for x (tokens, K) float32."""
         ...
 
+    def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
+        """Return the same of x after an RMS norm with `weight` (K,) float32."""
+        ...
+
 
 Weight = torch.Tensor | Matrix
+
+
+def normed_linear(
+    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: Weight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return rms_norm(x) @ weight.T + bias in float32; see `linear`."""
+    if isinstance(weight, torch.Tensor):
+        return linear(rms_norm(x, norm, eps), weight, bias)
+    product = weight.normed_linear(x, norm, eps)
+    return product if bias is None else product + bias.float()
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:

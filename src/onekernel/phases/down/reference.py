@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import Weight, linear
-from onekernel.phases.norm import rms_norm
+from onekernel.phases.linear import Weight, linear, normed_linear
 
 
 def down(
@@ -20,6 +19,6 @@ def down(
 
     inner: (tokens, intermediate_size); weight: (hidden_size, intermediate_size).
     """
-    if sub_norm is not None:
-        inner = rms_norm(inner, sub_norm, eps)
-    return residual + linear(inner, weight, bias)
+    if sub_norm is None:
+        return residual + linear(inner, weight, bias)
+    return residual + normed_linear(inner, sub_norm, eps, weight, bias)

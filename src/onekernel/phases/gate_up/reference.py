@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from onekernel.phases.linear import Weight, linear
-from onekernel.phases.norm import rms_norm
+from onekernel.phases.linear import Weight, normed_linear
 
 
 def activate(gate: torch.Tensor, kind: Literal["silu", "relu", "relu2"]) -> torch.Tensor:
@@ -30,5 +29,5 @@ def gate_up(
 
     weight: rows of gate, then rows of up, (2 * intermediate_size, hidden_size).
     """
-    gate, up = linear(rms_norm(residual, norm, eps), weight, bias).chunk(2, dim=-1)
+    gate, up = normed_linear(residual, norm, eps, weight, bias).chunk(2, dim=-1)
     return activate(gate, hidden_act) * up

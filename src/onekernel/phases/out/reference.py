@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import Weight, linear
-from onekernel.phases.norm import rms_norm
+from onekernel.phases.linear import Weight, linear, normed_linear
 
 
 def out(
@@ -20,6 +19,6 @@ def out(
 
     mixed: (tokens, q_size); weight: (hidden_size, q_size).
     """
-    if sub_norm is not None:
-        mixed = rms_norm(mixed, sub_norm, eps)
-    return residual + linear(mixed, weight, bias)
+    if sub_norm is None:
+        return residual + linear(mixed, weight, bias)
+    return residual + normed_linear(mixed, sub_norm, eps, weight, bias)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onekernel.phases.linear import Weight, linear
-from onekernel.phases.norm import rms_norm
+from onekernel.phases.linear import Weight, normed_linear
 
 
 def qkv(
@@ -16,4 +15,4 @@ def qkv(
     residual: (tokens, hidden_size) float32; weight: rows of q, k, v in this order, (q_size + 2 * kv_size, hidden_size).
     QK-norm and RoPE need a whole head and belong to the attention phase.
     """
-    return linear(rms_norm(residual, norm, eps), weight, bias)
+    return normed_linear(residual, norm, eps, weight, bias)
