@@ -4,12 +4,11 @@ The rounding contract, for one token x (K,):
 
 1. The residual and x are float32. A norm before the product is float32 as well: the mean of x^2 is taken in float64 and
    rounded once, then y = (x * (1 / sqrt(mean + eps))) * weight, each operation rounded to float32.
-2. most = max(absmax(y), 1e-5); q = round(y * (127 / most)), half to even, which lies within -127 and 127;
-   step = most / 127. All in float32, with 127 / most rounded before it multiplies.
+2. inverse = 127 / max(absmax(y), 1e-5), which PyTorch computes as the rounded reciprocal times 127;
+   q = clamp(round(y * inverse), -128, 127), half to even. All in float32.
 3. sums[n] = sum over k of q[k] * code[n, k]: whole numbers, exact in any order.
-4. result[n] = float32(sums[n]) * scale[n] * step, from left to right. With group scales each group's term
-   float32(sums of the group) * scale is added to chain (k / 128) mod 8 in order of K, then chain 0 to chain 7 are added
-   in order, then step multiplies.
+4. result[n] = float32(sums[n]) * (scale[n] / inverse), each operation rounded. With group scales the groups' terms,
+   float32(sums of the group) * scale, are added in order of K and the total is divided by inverse.
 5. Embedding, norm weights, a dense head and the KV cache have the model's dtype, as a rule bf16; attention and a dense
    head round their operands to it, as in every other model. Nothing else is rounded to bf16.
 
@@ -24,13 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from onekernel.weights.ternary.matrix import TernaryMatrix
-from onekernel.weights.ternary.packed import UNIT_COLUMNS
 
 SMALLEST_ABSMAX = 1e-5
 """Lower bound of a token's largest absolute value, as in the models' own code."""
-
-CHAINS = 8
-"""Partial sums of products with group scales: as many as the kernels keep, so that the order is the same."""
 
 _CUDA_ROWS = 32
 """PyTorch's int8 product on a GPU takes more than 16 rows."""
@@ -43,10 +38,10 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def quantise_activations(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values (tokens, K) of float32 y and what one of them is worth, (tokens, 1) float32."""
-    most = y.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_ABSMAX)
-    q = (y * (127 / most)).round().nan_to_num(0)  # the step says that a value was NaN; an int8 cannot
-    return q.to(torch.int8), most / 127
+    """Return int8 values (tokens, K) of float32 y and what they were multiplied by, (tokens, 1) float32."""
+    inverse = 127 / y.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_ABSMAX)
+    q = (y * inverse).round().nan_to_num(0).clamp(-128, 127)  # inverse says that a value was NaN; an int8 cannot
+    return q.to(torch.int8), inverse
 
 
 def integer_sums(q: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -69,19 +64,15 @@ class TernaryReference:
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32, quantised to int8: (tokens, N) float32. See the contract."""
-        q, step = quantise_activations(x)
+        q, inverse = quantise_activations(x)
         matrix = self.matrix
         if matrix.group is None:
-            return integer_sums(q, matrix.codes).float() * matrix.row_scales() * step
-        chains = torch.zeros(CHAINS, x.shape[0], matrix.shape[0], device=x.device)
+            return integer_sums(q, matrix.codes).float() * (matrix.row_scales() / inverse)
+        total = torch.zeros(x.shape[0], matrix.shape[0], device=x.device)
         parts = zip(q.split(matrix.group, 1), matrix.codes.split(matrix.group, 1), matrix.scales.unbind(1), strict=True)
-        for number, (values, codes, scales) in enumerate(parts):
-            chain = number * matrix.group // UNIT_COLUMNS % CHAINS
-            chains[chain] += integer_sums(values.contiguous(), codes).float() * scales
-        total = chains[0]
-        for chain_sum in chains[1:]:
-            total = total + chain_sum
-        return total * step
+        for values, codes, scales in parts:
+            total += integer_sums(values.contiguous(), codes).float() * scales
+        return total / inverse
 
     def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the product with the normed x."""
@@ -110,8 +101,8 @@ class Int8Rows:
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32: (tokens, N) float32."""
-        q, step = quantise_activations(x)
-        return integer_sums(q, self.values).float() * self.scales * step
+        q, inverse = quantise_activations(x)
+        return integer_sums(q, self.values).float() * (self.scales / inverse)
 
     def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the product with the normed x."""

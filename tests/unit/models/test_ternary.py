@@ -109,10 +109,10 @@ def test_logits_are_those_of_the_oracle(kind: str, tmp_path: Path, monkeypatch: 
     own = phase.quantise_activations
 
     def forced(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        q, step = own(y)
+        q, inverse = own(y)
         true = torch.from_numpy(next(exact))
         flips.append((q - true).abs().numpy())
-        return true.to(torch.int8), step
+        return true.to(torch.int8), inverse
 
     monkeypatch.setattr(phase, "quantise_activations", forced)
     got = logits(model, tokens, (TOKENS,)).double().numpy()
