@@ -91,13 +91,9 @@ class Int8Rows:
     """A head (N, K) as int8 rows with a scale each; activations are quantised as for ternary products."""
 
     values: torch.Tensor
+    """(N, K) int8."""
     scales: torch.Tensor
-
-    @classmethod
-    def quantise(cls, weight: torch.Tensor) -> Int8Rows:
-        """Return the int8 form of (N, K): scale = absmax of the row / 127, values rounded half to even."""
-        scales = weight.float().abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        return cls((weight.float() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
+    """(N,) float32."""
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32: (tokens, N) float32."""
