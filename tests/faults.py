@@ -42,8 +42,9 @@ _NUMBERS = {
     "G": range(1, 6),
     "H": range(1, 5),
     "I": range(1, 6),
-    "J": range(2, 5),
-    "K": [7],
+    "J": range(1, 5),
+    "K": [4, 5, 7],
+    "L": [6],
 }
 REQUIRED = [f"{letter}{number}" for letter, numbers in _NUMBERS.items() for number in numbers]
 """The complaints that must have a test."""

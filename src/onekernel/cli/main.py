@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onekernel import __version__
-from onekernel.cli import bench, chat, env, generate, info, perplexity, plan, serve
+from onekernel.cli import bench, chat, convert, env, generate, info, perplexity, plan, serve
 from onekernel.cli.console import Console
+from onekernel.cli.lifetime import end_in_order
 from onekernel.errors import ConfigError, OnekernelError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ COMMANDS: dict[str, ModuleType] = {
     "bench": bench,
     "perplexity": perplexity,
     "info": info,
+    "convert": convert,
     "plan": plan,
     "env": env,
 }
@@ -78,6 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; a usage error and `--help` raise SystemExit, as argparse does."""
     _open_closed_streams()
+    if argv is None:  # the process is ours
+        end_in_order()
     args = build_parser().parse_args(argv)
     console = Console(verbose=args.verbose)
     for stream in (sys.stdout, sys.stderr):
