@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onekernel import __version__
-from onekernel.cli import bench, chat, env, generate, info, perplexity, plan, serve
+from onekernel.cli import bench, chat, env, generate, info, perplexity, plan, serve, trace
 from onekernel.cli.console import Console
 from onekernel.errors import ConfigError, OnekernelError
 
@@ -32,6 +32,7 @@ COMMANDS: dict[str, ModuleType] = {
     "perplexity": perplexity,
     "info": info,
     "plan": plan,
+    "trace": trace,
     "env": env,
 }
 
