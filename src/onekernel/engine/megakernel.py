@@ -22,6 +22,8 @@ from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
 _TOKEN_BITS = TOKEN_NON_FINITE - 1
+_NO_ROOM = 8
+"""Words of a trace that nobody reads: a traced kernel writes the head of its streams in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,14 @@ class Windows:
 
     short: int = 2
     long: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBuffer:
+    """Where a traced kernel writes down token `token` of a launch: (ctas, 2, room) int64 on the device."""
+
+    words: torch.Tensor
+    token: int
 
 
 class Megakernel:
@@ -63,6 +73,7 @@ class Megakernel:
         self.logits = torch.empty(sequences, plan.config.vocab_size, dtype=torch.float32, device=device)
         self._stop_ids = torch.zeros(MAX_STOP_IDS, dtype=torch.int32, device=device)
         self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
+        self._untraced = TraceBuffer(torch.zeros(plan.limits.ctas, 2, _NO_ROOM, dtype=torch.int64, device=device), 0)
         self._end = torch.cuda.Event() if pinned else None
 
     @property
@@ -82,19 +93,20 @@ class Megakernel:
         want_logits: bool = False,
         stop_after: int = NO_PHASE,
         windows: Windows | None = None,
+        trace: TraceBuffer | None = None,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
         """Start making up to `limit` tokens after `first_tokens`, which stand at `positions`.
 
         page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
-        `stop_after` is a phase after which the kernel leaves, for tests. Raises ConfigError for more than MAX_STOP_IDS
-        ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
+        `stop_after` is a phase after which the kernel leaves, for tests. `trace` needs a kernel built to be traced.
+        Raises ConfigError for more than MAX_STOP_IDS ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
         """
         if not 1 <= limit <= MAX_LAUNCH_TOKENS:
             raise ConfigError(f"limit is {limit}; one launch makes 1 to {MAX_LAUNCH_TOKENS} tokens")
         if len(stop_ids) > MAX_STOP_IDS:
             raise ConfigError(f"{len(stop_ids)} stop token ids were given; the kernel takes at most {MAX_STOP_IDS}")
-        windows = windows or Windows()
+        windows, trace = windows or Windows(), trace or self._untraced
         self._words[:limit] = 0
         self._cancel.zero_()
         self.watch.abort.zero_()
@@ -122,6 +134,9 @@ class Megakernel:
             stop_after,
             min(windows.short, self.shape.stages),
             min(windows.long, self.shape.stages),
+            trace.words,
+            trace.words.shape[2],
+            trace.token,
             *self.watch.args,
         ]
         self.kernel.launch(

@@ -66,7 +66,7 @@ class MegakernelBackend(PagedBackend):
     ) -> Generator[DecodedToken, None, None]:
         """Yield up to `limit` tokens; see `Backend.decode`. Raises DeviceError if the kernel had to be stopped."""
         own = own_sequence(sequence)
-        table = self._device_table(own)
+        table = self.device_table(own)
         if self.config.rope_scaling.kind == "dynamic":
             self.megakernel.packed.write_rope(own.rope)
         filtered = sampling.penalised or sampling.logit_bias or mask is not None
@@ -134,7 +134,7 @@ class MegakernelBackend(PagedBackend):
             running.end()
         return self.megakernel.logits[0]
 
-    def _device_table(self, own: PagedSequence) -> torch.Tensor:
+    def device_table(self, own: PagedSequence) -> torch.Tensor:
         """Return the sequence's page table as the kernel takes it; entries beyond its pages are never looked at."""
         table = torch.zeros(1, self._table_pages, dtype=torch.int32)
         table[0, : len(own.page_table)] = own.page_table

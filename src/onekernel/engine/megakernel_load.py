@@ -98,6 +98,13 @@ def assemble(
     return Megakernel(plan, packed, pages, kernel, shape)
 
 
+def traced(megakernel: Megakernel, device: str, cache: KernelCache | None = None) -> Megakernel:
+    """Return the same megakernel, on the same weights and pages, built to write down where its time goes."""
+    shape = replace(megakernel.shape, traced=True)
+    kernel = load_kernel(shape.spec(architecture(facts(device))), device, cache or default_cache())
+    return Megakernel(megakernel.plan, megakernel.packed, megakernel.cache, kernel, shape)
+
+
 def prefill_kernels(
     megakernel: Megakernel, device: str, which: Prefill | None = None, cache: KernelCache | None = None
 ) -> PackedPrefill | None:

@@ -28,6 +28,7 @@ struct Loader {
   const Watch& watch;
   const u32* words;  // SharedWord
   Producer<MK_STAGES, STAGE_BYTES, MK_WARPS> producer;
+  Trace<TRACED> trace;
 
   // Waits until the next stage is free. False if the CTA leaves: it looks at the leave word while it waits, because
   // consumers that have left free nothing any more.
@@ -35,6 +36,7 @@ struct Loader {
     if (producer.at.round > 0) {
       const u32 stage = producer.at.stage, parity = (producer.at.round - 1) & 1;
       const Mbarrier* freed = &producer.ring.freed[stage];
+      if (TRACED && !mbarrier_test(freed, parity)) trace.mark(Mark::FULL, 0);
       if (!spin(watch, Wait::FREED, stage, parity, [&](u64& seen) {
             seen = parity ^ 1;
             return mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0;
@@ -44,12 +46,24 @@ struct Loader {
     return load_acquire_cta(words + WORD_LEAVE) == 0;
   }
 
+  // Starts the next copy, or two; see Producer::fill. False if the CTA leaves.
+  __device__ __forceinline__ bool fill(const u8* source, u32 bytes, const u8* second = nullptr, u32 second_at = 0) {
+    if (!free()) return false;
+    const u32 before = producer.in_flight;
+    if (!producer.fill(watch, source, bytes, second, second_at)) return false;
+    if (TRACED) {
+      for (u32 left = before; left >= producer.in_flight; left--) trace.mark(Mark::LANDED, left - 1);
+      trace.mark(Mark::ISSUED, bytes / 16 * (second == nullptr ? 1 : 2));
+    }
+    return true;
+  }
+
   __device__ __forceinline__ bool product(const Task& task) {
     const u8* source = launch.weights + task.weights;
     const u64 bytes = static_cast<u64>(task.count) * task.k_units * UNIT_BYTES;
     producer.window = bytes > LONG_PHASE * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
     for (u64 done = 0; done < bytes; done += STAGE_BYTES)
-      if (!free() || !producer.fill(watch, source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
+      if (!fill(source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
     return true;
   }
 
@@ -74,7 +88,7 @@ struct Loader {
         const bool ok = cached_pieces(*launch.header, task.member, position, [&](u32 page, u32 first, u32 tokens) {
           const u8* keys = launch.pages + page_offset(launch, task.layer, head, s, page) + first * HEAD_DIM * 2;
           const u32 bytes = round_up(tokens, 8) * HEAD_DIM * 2;  // a multiple of 16, still inside the page
-          return free() && producer.fill(watch, keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES);
+          return fill(keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES);
         });
         if (!ok) return false;
       }
@@ -84,7 +98,9 @@ struct Loader {
 
   __device__ __forceinline__ void run(const Task* tasks) {
     bool ok = true;
+    trace.begin(launch.trace, 1);
     for (u32 token = 0; ok && token < launch.limit; token++) {
+      trace.at_token(launch.trace, token);
       for (u32 p = 0; ok && p < launch.header->phases && p <= launch.stop_after; p++) {
         const Task& task = tasks[p];
         if (task.kind == static_cast<u32>(Kind::ATTENTION)) ok = attention(task, token);
@@ -92,6 +108,7 @@ struct Loader {
       }
     }
     producer.drain();
+    trace.end(launch.trace, 1);
   }
 };
 
@@ -119,24 +136,32 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
 __device__ __forceinline__ void compute(Machine& m) {
   u32 stopped = 0;
   bool ok = true, last = false;
+  if (threadIdx.x == 0) m.trace.begin(m.launch.trace, 0);
   for (m.token = 0; ok && m.token < m.launch.limit; m.token++) {
+    if (threadIdx.x == 0) m.trace.at_token(m.launch.trace, m.token);
     for (m.phase = 0; ok && !last && m.phase < m.header.phases; m.phase++) {
+      m.mark(Mark::PHASE);
       ok = run_phase(m, m.shared.tasks()[m.phase], last, stopped);
+      m.mark(Mark::END);
+      if (threadIdx.x == 0) m.trace.weights(m.phase);
       if (m.phase == m.launch.stop_after) last = true;
     }
     if (last) break;
   }
-  if (threadIdx.x == 0) store_release_cta(m.shared.words() + WORD_LEAVE, 1);
+  if (threadIdx.x > 0) return;
+  m.trace.end(m.launch.trace, 0);
+  store_release_cta(m.shared.words() + WORD_LEAVE, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
                const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
                u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
-               u32 short_window, u32 long_window, u32* abort, u64* records, u32 max_turns) {
+               u32 short_window, u32 long_window, u64* trace, u32 trace_room, u32 trace_token, u32* abort, u64* records,
+               u32 max_turns) {
   const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
                       positions, stop_ids,   stop_count, limit, slots,      cancel,   logit_stride == 0 ? nullptr : logits,
-                      logit_stride, stop_after, short_window, long_window};
+                      logit_stride, stop_after, short_window, long_window, {trace, trace_room, trace_token}};
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
@@ -153,10 +178,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     reinterpret_cast<u64*>(shared.tasks())[i] = from[i];
   __syncthreads();
   if (warp_index() < MK_WARPS) {
-    Machine machine{launch, *header, watch, shared, ring, {}, 0, 0};
+    Machine machine{launch, *header, watch, shared, ring, {}, 0, 0, {}};
     compute(machine);
   } else if (lane_index() == 0) {
-    Loader loader{launch, watch, shared.words(), {ring, short_window, {}, {}}};
+    Loader loader{launch, watch, shared.words(), {ring, short_window, {}, {}}, {}};
     loader.run(shared.tasks());
   }
 }

@@ -33,6 +33,8 @@ class MegakernelShape:
     sequences: int
     warps: int
     stages: int
+    traced: bool = False
+    """Whether the kernel writes down where a token's time goes."""
 
     @classmethod
     def of(cls, config: ModelConfig, *, sequences: int, warps: int, stages: int) -> MegakernelShape:
@@ -58,6 +60,7 @@ class MegakernelShape:
                 "MK_SEQUENCES": self.sequences,
                 "MK_WARPS": self.warps,
                 "MK_STAGES": self.stages,
+                "MK_TRACE": int(self.traced),
             },
             arch=arch,
             params=(
@@ -80,6 +83,9 @@ class MegakernelShape:
                 Scalar("stop_after", "u32"),
                 Scalar("short_window", "u32"),
                 Scalar("long_window", "u32"),
+                Pointer("trace", "int64", ("ctas", 2, "trace_room")),
+                Scalar("trace_room", "u32"),
+                Scalar("trace_token", "u32"),
                 *WATCH_PARAMS,
             ),
         )

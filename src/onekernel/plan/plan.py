@@ -122,8 +122,8 @@ def make_plan(
     """
     if config.ternary is not None:
         raise ConfigError(
-            "the model is ternary and the megakernel reads bf16 weights; the reference backend runs ternary models, on a "
-            "GPU through operators"
+            "the model is ternary and the megakernel reads bf16 weights; the reference backend runs ternary models, "
+            "on a GPU through operators"
         )
     if config.head_dim % 4:
         raise ConfigError(f"head_dim is {config.head_dim}; the megakernel takes values in fours: use the reference")

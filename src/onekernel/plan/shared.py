@@ -59,8 +59,8 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
     piece_bytes = _FEWEST_PIECE_TOKENS * head_dim * 4
     if piece_bytes > stage_bytes:
         raise ConfigError(
-            f"keys and values of {_FEWEST_PIECE_TOKENS} tokens of {head_dim} values take {piece_bytes} bytes, more than "
-            f"a ring stage of {stage_bytes}: use {-(-piece_bytes // 1024)} consumer warps or more"
+            f"keys and values of {_FEWEST_PIECE_TOKENS} tokens of {head_dim} values take {piece_bytes} bytes, more "
+            f"than a ring stage of {stage_bytes}: use {-(-piece_bytes // 1024)} consumer warps or more"
         )
     return warps * -(-group // splits) * (head_dim + 2)
 

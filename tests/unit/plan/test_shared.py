@@ -83,7 +83,9 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
 
 
 def test_a_stage_that_keys_and_values_do_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"keys and values of 8 tokens of 256 values take .* more than a ring stage of 2048"):
+    with pytest.raises(
+        ConfigError, match=r"keys and values of 8 tokens of 256 values take .* more than a ring stage of 2048"
+    ):
         shared_layout(limits(consumer_warps=2, stage_bytes=2048), **NEEDS | {"head_dim": 256})
 
 

@@ -1,7 +1,7 @@
 // What every phase of the megakernel works with: the launch's arguments, a CTA's shared memory, and where it stands.
 //
 // Constants of a build: MK_WARPS (that compute), MK_STAGES (of the ring), MK_SEQUENCES, MK_HEAD_DIM, MK_GROUP (query heads
-// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM. Everything else is in the records.
+// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE. Everything else is in the records.
 #pragma once
 
 #include "abi.cuh"
@@ -11,6 +11,7 @@
 #include "ptx/shuffle.cuh"
 #include "tile/ring.cuh"
 #include "tile/tagged.cuh"
+#include "tile/trace.cuh"
 
 constexpr u32 CONSUMERS = MK_WARPS * WARP;
 constexpr u32 SEQUENCES = MK_SEQUENCES;
@@ -21,6 +22,7 @@ constexpr u32 CONSUMER_BARRIER = 1;
 
 using MegaRing = Ring<MK_STAGES, STAGE_BYTES, MK_WARPS>;
 using MegaCursor = Cursor<MK_STAGES>;
+constexpr bool TRACED = MK_TRACE;
 
 // The launch's arguments, the same for all CTAs.
 struct Launch {
@@ -41,6 +43,7 @@ struct Launch {
   u32 logit_stride;
   u32 stop_after;           // phase after which all CTAs leave, or NO_PHASE
   u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, LONG_PHASE stages
+  TraceBuffer trace;              // used only where TRACED
 };
 
 __host__ __device__ constexpr u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
@@ -87,13 +90,23 @@ struct Machine {
   MegaRing ring;
   MegaCursor at;
   u32 token, phase;
+  Trace<TRACED> trace;  // of thread 0
 
   __device__ __forceinline__ u32 tag_of(u32 of_phase) const { return token * header.phases + of_phase + 1; }
   __device__ __forceinline__ u32 tag() const { return tag_of(phase); }
   __device__ __forceinline__ u32 position(u32 sequence) const { return launch.positions[sequence] + token; }
 
+  __device__ __forceinline__ void mark(Mark what) {
+    if (TRACED && threadIdx.x == 0) trace.mark(what, phase);
+  }
+
+  // Waits for a stage of the ring.
+  __device__ __forceinline__ bool take(const MegaCursor& stage) {
+    return trace.timed([&] { return ring.take(watch, stage); });
+  }
+
   // Waits for the ring's current stage. False for all lanes of a warp if it is for one: they leave together.
-  __device__ __forceinline__ bool take_stage() { return warp_ballot(!ring.take(watch, at)) == 0; }
+  __device__ __forceinline__ bool take_stage() { return warp_ballot(!take(at)) == 0; }
 
   // All consumers meet. False if any of them failed: then all leave.
   __device__ __forceinline__ bool meet(bool ok) const { return !barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok); }

@@ -124,7 +124,7 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
     for (; k + MK_WARPS < k_units; k += 2 * MK_WARPS) {
       MegaCursor second = m.at;
       second.advance();
-      ok = ok && m.ring.take(m.watch, m.at) && m.ring.take(m.watch, second);
+      ok = ok && m.take(m.at) && m.take(second);
       const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
       const uint4 a = unit[0], b = unit[WARP];
       unit = reinterpret_cast<const uint4*>(mine + second.stage * STAGE_BYTES);
@@ -143,7 +143,7 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
       mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
     }
     if (k < k_units) {
-      ok = ok && m.ring.take(m.watch, m.at);
+      ok = ok && m.take(m.at);
       const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
       const uint4 a = unit[0], b = unit[WARP];
       if (lane < UNIT_LANES) x_first = x[k * UNIT_CHUNKS];
@@ -160,7 +160,7 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
   // k is the number of the warp's next unit after the last row tile. If that still lies in the last stage, others have
   // units there and this warp does not.
   if (k < round_up(row_tiles * k_units, MK_WARPS) - row_tiles * k_units) {
-    ok = ok && m.ring.take(m.watch, m.at);
+    ok = ok && m.take(m.at);
     m.ring.free(m.at, ok);
     m.at.advance();
   }
@@ -189,7 +189,7 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
   float even[4] = {}, odd[4] = {};
 #pragma unroll 1
   for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
-    ok = ok && m.ring.take(m.watch, m.at);
+    ok = ok && m.take(m.at);
     const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + warp * UNIT_BYTES) + lane;
     if (first < units) {
       const uint4* low = reinterpret_cast<const uint4*>(x + place.k * UNIT_WORDS);
@@ -261,6 +261,7 @@ __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish fin
   const u32 columns = rows_4 ? 128 : 64;
   bool ok = take_inputs(m, task, columns);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+  m.mark(Mark::TAKEN);
   const u32 tile_shift = rows_4 ? 2 : 3;
   // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
   const u32 fit = m.header.max_rows >> tile_shift, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
@@ -268,7 +269,9 @@ __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish fin
   for (u32 tile = 0; tile < task.count; tile += run) {
     const u32 tiles = min(run, task.count - tile);
     ok = rows_4 ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
+    m.mark(Mark::MULTIPLIED);
     if (!m.meet(ok)) return false;
+    m.mark(Mark::MET);
     finish(Rows{(task.first + tile) << tile_shift, tiles << tile_shift, task.k_units, tile_shift});
     if (tile + run < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }

@@ -292,6 +292,7 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
   if (task.member >= members) return true;
   const bool appends = position / PAGE_TOKENS / m.header.block_pages % members == task.member;
   if (!m.meet(take_heads(m, task, sequence, head, appends))) return false;
+  m.mark(Mark::TAKEN);
   Attention attention;
   attention.start(m);
   bool ok = cached_pieces(m.header, task.member, position, [&](u32, u32, u32 tokens) {
@@ -305,7 +306,9 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
     attention.newest(m.shared.heads() + GROUP * HEAD_DIM, m.shared.heads() + (GROUP + 1) * HEAD_DIM,
                      lane_index() / GROUP_LANES == position % WARP_TOKENS);
   attention.record(m.shared.partial());
+  m.mark(Mark::MULTIPLIED);
   if (!m.meet(ok)) return false;
+  m.mark(Mark::MET);
   if (appends && warp_index() == MK_WARPS - 1) append(m, task, sequence, head, position);
   // Merge the warps' records in their order; then either publish the result, or this member's part of it.
 #pragma unroll 1

@@ -33,6 +33,7 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
     m.shared.words()[WORD_TOKEN + threadIdx.x] = token;
   }
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+  m.mark(Mark::TAKEN);
   last = m.shared.words()[WORD_TOKEN] & TOKEN_STOP;
   if (last) return true;
   // All layers turn by the same angles. Whoever reads them meets the others before.
