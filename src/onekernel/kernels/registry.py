@@ -8,6 +8,7 @@ from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.kernels.machine import READ_ALL, cluster_hop
 from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.kernels.ring import RingShape
+from onekernel.kernels.sparse_ffn import SparseShape
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
 """For kernels with plain instructions only."""
@@ -49,6 +50,7 @@ SELFCHECK = KernelSpec(
 
 LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
 QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
+SPARSE = SparseShape()
 
 KERNELS: dict[str, Registered] = {
     "selfcheck": Registered(SELFCHECK),
@@ -61,4 +63,11 @@ KERNELS: dict[str, Registered] = {
     "megakernel_qwen3_0_6b": Registered(QWEN3_0_6B.spec(), HOPPER_ONLY),
     "megakernel_qwen3_0_6b_12_warps": Registered(replace(QWEN3_0_6B, warps=12).spec()),
     "megakernel_sequences_8": Registered(replace(LLAMA_1B, sequences=8, warps=8).spec()),
+    "sparse_pack": Registered(SPARSE.pack()),
+    "sparse_up": Registered(SPARSE.up()),
+    "sparse_combine": Registered(SPARSE.combine()),
+    "sparse_down_16": Registered(SPARSE.down(16)),
+    "sparse_down_8": Registered(SPARSE.down(8)),
+    "sparse_gather": Registered(SPARSE.gather()),
+    "sparse_gated": Registered(SPARSE.product()),
 }
