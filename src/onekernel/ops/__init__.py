@@ -1,0 +1,1 @@
+"""Kernels as PyTorch operators, with fake and CPU implementations, and modules on top."""
