@@ -35,15 +35,17 @@ TIMEOUT_S = 300
 
 _NUMBERS = {
     "A": [5],
+    "B": [5, 6],
     "C": range(1, 5),
     "D": range(1, 6),
-    "E": range(2, 5),
+    "E": range(1, 5),
     "F": range(1, 7),
     "G": range(1, 6),
     "H": range(1, 5),
     "I": range(1, 6),
     "J": range(1, 5),
-    "K": [4, 5, 7],
+    "K": range(1, 8),
+    "L": range(1, 6),
     "L": [6],
 }
 REQUIRED = [f"{letter}{number}" for letter, numbers in _NUMBERS.items() for number in numbers]
