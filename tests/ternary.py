@@ -16,7 +16,7 @@ def random_matrix(n: int, k: int, seed: int = 0, rows: tuple[int, ...] = (), gro
 
 
 def random_activations(tokens: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values over their whole range, and a float32 step for each token."""
+    """Return int8 values over their whole range, and for each token what they were multiplied by, float32."""
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.randint(-127, 128, (tokens, k), dtype=torch.int8, generator=generator)
     return x, torch.rand(tokens, generator=generator) + 0.01
@@ -29,8 +29,3 @@ def integer_sums(x: torch.Tensor, matrix: TernaryMatrix) -> torch.Tensor:
     x_groups, codes = x.long().view(-1, k // group, group), matrix.codes.long().view(n, k // group, group)
     sums = torch.einsum("tgk,ngk->tng", x_groups, codes)
     return sums if matrix.group else sums[:, :, 0]
-
-
-def exact(x: torch.Tensor, step: torch.Tensor, matrix: TernaryMatrix) -> torch.Tensor:
-    """Return the product in float64, (tokens, N)."""
-    return x.double() * step.double()[:, None] @ matrix.dequantised().double().T

@@ -1,0 +1,1 @@
+"""Kernels of ternary weights, and what is compiled in: shapes, their specs and how they are launched."""

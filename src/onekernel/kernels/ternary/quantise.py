@@ -1,0 +1,41 @@
+"""The kernel that norms and quantises activations: quantise.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onekernel.device.spec import KernelSpec, Pointer, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseShape:
+    """What a build depends on."""
+
+    bf16: bool
+    norm: bool
+    threads: int = 512
+
+    @property
+    def shared_bytes(self) -> int:
+        """A double and a float for each warp."""
+        return self.threads // 32 * 12
+
+    def spec(self) -> KernelSpec:
+        """Return the kernel for this shape."""
+        return KernelSpec(
+            file="ternary/quantise.cu",
+            entry="ternary_quantise",
+            constants={
+                "QUANTISE_THREADS": self.threads,
+                "QUANTISE_BF16": int(self.bf16),
+                "QUANTISE_NORM": int(self.norm),
+            },
+            params=(
+                Pointer("x", "bfloat16" if self.bf16 else "float32", ("tokens", "columns")),
+                Pointer("weight", "float32", ("weights",)),
+                Pointer("q", "int8", ("tokens", "columns")),
+                Pointer("inverse", "float32", ("tokens",)),
+                Scalar("columns", "u32"),
+                Scalar("eps", "f32"),
+            ),
+        )

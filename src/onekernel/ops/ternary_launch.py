@@ -1,0 +1,100 @@
+"""Launch the ternary kernels: which one, in which shape, on which part of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from onekernel.device.kernel import Kernel
+from onekernel.device.spec import KernelSpec
+from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill
+from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
+from onekernel.kernels.ternary.quantise import QuantiseShape
+from onekernel.weights.ternary.packed import PackedTernary
+from onekernel.weights.ternary.tensor_core import TensorCoreTiles
+
+REPEATED_TOKENS = 2 * MAX_TOKENS
+"""Up to here the matrix-vector kernel reads the weights again for the next eight tokens."""
+
+LinearShape = ProductShape | PrefillShape
+
+_ALIGN = 16
+
+
+@dataclass(slots=True)
+class TernaryLauncher:
+    """The ternary kernels of one device. `load` compiles and loads a spec; each is loaded once, when first needed.
+
+    A first launch compiles, which a CUDA graph cannot record: run once before capturing.
+    """
+
+    load: Callable[[KernelSpec], Kernel]
+    sms: int
+    _kernels: dict[LinearShape | QuantiseShape, Kernel] = field(default_factory=dict)
+
+    def linear(
+        self,
+        q: torch.Tensor,
+        inverse: torch.Tensor,
+        weight: PackedTernary,
+        dtype: torch.dtype,
+        shape: LinearShape | None = None,
+    ) -> torch.Tensor:
+        """Return q @ weight.T / inverse, (tokens, N) in `dtype`, float32 or bf16.
+
+        q is int8 (tokens, K), inverse float32 (tokens,): what q was multiplied by when it was made whole. `shape` takes
+        the place of the chosen one.
+        """
+        tokens, k = q.shape
+        strips, strip_bytes = weight.codes.shape
+        out = torch.empty(tokens, weight.shape[0], dtype=dtype, device=q.device)
+        if tokens == 0:
+            return out
+        shape = shape or self.choose(weight, tokens, dtype)
+        q = _aligned(F.pad(q, (0, -k % _ALIGN)) if k % _ALIGN else q)
+        inverse, columns, kernel = inverse.contiguous(), q.shape[1], self.kernel(shape)
+        scales, shared_bytes = weight.scales.view(-1), shape.shared_bytes(-(-strip_bytes // UNIT_BYTES))
+        at_once = tokens if isinstance(shape, PrefillShape) else shape.tokens
+        for first in range(0, tokens, at_once):
+            part = slice(first, first + at_once)
+            values, results = q[part], out[part]
+            sizes = (strip_bytes, weight.shape[0], len(values), columns)
+            args = [weight.codes, scales, values, inverse[part], results, *sizes]
+            kernel.launch(shape.grid(strips, len(values)), shape.threads, args, shared_bytes=shared_bytes)
+        return out
+
+    def quantise(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (q, inverse) as `ternary_cpu.quantise` does; x float32 or bf16 (tokens, K)."""
+        tokens, k = x.shape
+        q = torch.empty(tokens, k, dtype=torch.int8, device=x.device)
+        inverse = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        if tokens:
+            shape = QuantiseShape(x.dtype is torch.bfloat16, weight is not None)
+            args = [_aligned(x), inverse if weight is None else _aligned(weight), q, inverse, k, eps]
+            self.kernel(shape).launch(tokens, shape.threads, args, shared_bytes=shape.shared_bytes)
+        return q, inverse
+
+    def choose(self, weight: PackedTernary, tokens: int, dtype: torch.dtype) -> LinearShape:
+        """Return what is launched for that many tokens."""
+        strips, strip_bytes = weight.codes.shape
+        group, bf16 = weight.group or 0, dtype is torch.bfloat16
+        if isinstance(weight, TensorCoreTiles) and tokens > REPEATED_TOKENS:
+            return choose_prefill(strips, tokens, group=group, bf16=bf16, sms=self.sms)
+        units, held = -(-strip_bytes // UNIT_BYTES), min(tokens, MAX_TOKENS)
+        return choose_product(weight.LAYOUT, strips, units, held, group=group, bf16=bf16, sms=self.sms)
+
+    def kernel(self, shape: LinearShape | QuantiseShape) -> Kernel:
+        """Return the loaded kernel of a shape."""
+        found = self._kernels.get(shape)
+        if found is None:
+            found = self._kernels[shape] = self.load(shape.spec())
+        return found
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Return contiguous values at an address that vector loads take; a view into the middle of a tensor is copied."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % _ALIGN else x
