@@ -18,7 +18,7 @@ from onekernel.device.facts import DeviceFacts, facts
 from onekernel.device.kernel import Arg
 from onekernel.device.launch import LaunchShape, Prepared, check_resident, prepare
 from onekernel.device.spec import KernelSpec, Pointer
-from onekernel.device.support import architecture, check_supported
+from onekernel.device.support import OPERATOR_ARCHITECTURES, architecture, check_operator, check_supported
 from onekernel.errors import DeviceError
 
 _SIZES = {"i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4}
@@ -141,4 +141,12 @@ def load_kernel(spec: KernelSpec, device: str = "cuda", cache: KernelCache | Non
     found = facts(device)
     check_supported(found)
     spec = replace(spec, arch=architecture(found))
+    return CudaKernel(spec, (cache or default_cache()).get(spec), found)
+
+
+def load_operator(spec: KernelSpec, device: str = "cuda", cache: KernelCache | None = None) -> CudaKernel:
+    """Do as `load_kernel` for an operator's kernel, which also runs on GPUs that the megakernel does not."""
+    found = facts(device)
+    check_operator(found)
+    spec = replace(spec, arch=architecture(found, OPERATOR_ARCHITECTURES))
     return CudaKernel(spec, (cache or default_cache()).get(spec), found)

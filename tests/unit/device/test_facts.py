@@ -15,7 +15,13 @@ from onekernel.device.describe import describe, gpu_rows
 from onekernel.device.driver import check, current, driver, initialise, is_current
 from onekernel.device.facts import DeviceFacts, device_index, driver_version, facts
 from onekernel.device.resolve import ResolvedDevice, resolve_device
-from onekernel.device.support import ARCHITECTURES, architecture, check_supported
+from onekernel.device.support import (
+    ARCHITECTURES,
+    OPERATOR_ARCHITECTURES,
+    architecture,
+    check_operator,
+    check_supported,
+)
 from onekernel.errors import ConfigError, DeviceError
 from tests.unit.device.fakes import FakeDriver, gpu
 
@@ -148,6 +154,20 @@ def test_supported_gpus_get_their_architecture() -> None:
         assert architecture(found) == arch
     check_supported(gpu(cuda_version=(12, 4)), 12)
     check_supported(gpu(cuda_version=(13, 3)), 12)
+
+
+def test_operators_run_on_older_gpus_and_beside_a_display() -> None:
+    for capability, arch in OPERATOR_ARCHITECTURES.items():
+        found = gpu(capability=capability, exec_timeout=True, cooperative=False)
+        check_operator(found, 13)
+        assert architecture(found, OPERATOR_ARCHITECTURES) == arch
+    for found, words in (
+        (gpu(capability=(7, 5)), r"capability 7.5 \(sm_75\); the kernels need one of 8.0, 8.6, 8.9, 9.0"),
+        (gpu(cuda_version=(12, 4)), "runs CUDA 12.4"),
+        (gpu(prohibited=True), "prohibited"),
+    ):
+        with pytest.raises(DeviceError, match=words):
+            check_operator(found, 13)
 
 
 def with_torch_for(monkeypatch: pytest.MonkeyPatch, cuda: str | None) -> None:
