@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from onekernel.cli.main import main
 from tests import ternary_models as models
 from tests.ternary_models import BITNET
 from tests.unit.models.test_ternary import load, logits, write
@@ -61,3 +62,13 @@ def test_their_packing_is_the_one_that_tests_write() -> None:
 
     codes = models.make(BITNET).codes["model.layers.0.self_attn.k_proj.weight"]
     assert torch.equal(pack_weights(torch.from_numpy(codes).clone()), models.hf_pack(codes))
+
+
+def test_a_converted_model_is_theirs_too(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source, _ = write(tmp_path / "source", "divide")
+    assert main(["convert", str(source), str(tmp_path / "made"), "--ternary"]) == 0
+    tokens = list(range(30, 50))
+    with torch.inference_mode():
+        before, after = (theirs(folder)(torch.tensor([tokens])).logits[0] for folder in (source, tmp_path / "made"))
+    assert (before - after).norm() < 3e-2 * before.norm()

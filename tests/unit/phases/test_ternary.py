@@ -1,0 +1,58 @@
+"""The parts of the rounding contract, each against exact arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onekernel.phases.ternary import Int8Rows, TernaryReference, integer_sums, norm, quantise_activations
+from onekernel.weights.ternary.int8_rows import quantise_rows
+from onekernel.weights.ternary.matrix import TernaryMatrix
+
+
+@given(st.integers(1, 5), st.integers(1, 70), st.integers(1, 300), st.integers(0, 2**31))
+def test_sums_are_exact(tokens: int, rows: int, columns: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    q = torch.randint(-128, 128, (tokens, columns), generator=draw, dtype=torch.int8)
+    codes = torch.randint(-1, 2, (rows, columns), generator=draw, dtype=torch.int8)
+    assert torch.equal(integer_sums(q, codes).long(), q.long() @ codes.long().T)
+
+
+def test_sums_are_exact_where_they_are_largest() -> None:
+    q = torch.full((2, 1 << 17), -128, dtype=torch.int8)
+    codes = torch.ones(3, 1 << 17, dtype=torch.int8)
+    assert integer_sums(q, codes).tolist() == [[-128 << 17] * 3] * 2
+
+
+def test_activations_round_half_to_even_and_the_largest_becomes_127() -> None:
+    q, inverse = quantise_activations(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.4, -127.0]]))
+    assert q.tolist() == [[127, 0, 2, 2, 0, -2, -126, -127]]
+    assert inverse.item() == 1.0
+    q, inverse = quantise_activations(torch.zeros(1, 4))
+    assert q.tolist() == [[0] * 4]
+    assert inverse.item() == pytest.approx(127e5)
+
+
+def test_a_value_that_is_no_number_is_not_lost() -> None:
+    matrix = TernaryReference(TernaryMatrix(torch.ones(2, 3, dtype=torch.int8), torch.ones(1)))
+    for bad in (float("nan"), float("inf")):
+        assert not matrix.linear(torch.tensor([[1.0, bad, 2.0]])).isfinite().any()
+
+
+def test_norm_is_that_of_float64_but_for_a_few_roundings() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(8, 1000, generator=draw) * 1e3, torch.randn(1000, generator=draw)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    assert (norm(x, weight, 1e-5) - exact).abs().max() < 3e-7 * exact.abs().max()
+
+
+def test_an_int8_head_rounds_weights_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(300, 512, generator=draw), torch.randn(6, 512, generator=draw)
+    values, scales = quantise_rows(weight)
+    exact = x.double() @ (values.double() * scales[:, None]).T
+    got = Int8Rows(values, scales).linear(x)
+    assert (got - exact).norm() < 3e-5 * exact.norm()
+    assert (exact - x.double() @ weight.double().T).norm() > 3e-3 * exact.norm()
