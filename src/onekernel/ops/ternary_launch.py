@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from onekernel.device.kernel import Kernel
+from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.spec import KernelSpec
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
@@ -62,7 +62,7 @@ class TernaryLauncher:
             part = slice(first, first + at_once)
             values, results = q[part], out[part]
             sizes = (strip_bytes, weight.shape[0], len(values), columns)
-            args = [weight.codes, scales, values, inverse[part], results, *sizes]
+            args: list[Arg] = [weight.codes, scales, values, inverse[part], results, *sizes]
             kernel.launch(shape.grid(strips, len(values)), shape.threads, args, shared_bytes=shared_bytes)
         return out
 
@@ -73,7 +73,7 @@ class TernaryLauncher:
         inverse = torch.empty(tokens, dtype=torch.float32, device=x.device)
         if tokens:
             shape = QuantiseShape(x.dtype is torch.bfloat16, weight is not None)
-            args = [_aligned(x), inverse if weight is None else _aligned(weight), q, inverse, k, eps]
+            args: list[Arg] = [_aligned(x), inverse if weight is None else _aligned(weight), q, inverse, k, eps]
             self.kernel(shape).launch(tokens, shape.threads, args, shared_bytes=shape.shared_bytes)
         return q, inverse
 

@@ -71,12 +71,12 @@ WITH_GROUPS = PrefillShape(strips=4, tokens=64, row_warps=2, token_warps=2, stag
 
 
 def choose_prefill(strips: int, tokens: int, *, group: int = 0, bf16: bool = False, sms: int = 132) -> PrefillShape:
-    """Return the shape whose last wave ends first, if an SM's time is that of the products it makes."""
+    """Return the shape with which the busiest SM has the least to do."""
     if group:
         return replace(WITH_GROUPS, group=group, bf16=bf16)
 
-    def time(shape: PrefillShape) -> float:
-        waves = -(-shape.grid(strips, tokens) // (sms * shape.ctas))
-        return waves * shape.ctas * shape.strips * shape.tokens * _COSTS[shape]
+    def work(shape: PrefillShape) -> float:
+        ctas = -(-shape.grid(strips, tokens) // sms)
+        return ctas * shape.strips * shape.tokens * _COSTS[shape]
 
-    return replace(min(CANDIDATES, key=time), bf16=bf16)
+    return replace(min(CANDIDATES, key=work), bf16=bf16)
