@@ -9,9 +9,15 @@ from onekernel.kernels.machine import READ_ALL, cluster_hop
 from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.kernels.ring import RingShape
 from onekernel.kernels.sparse_ffn import SparseShape
+from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS
+from onekernel.kernels.ternary.product import ProductShape
+from onekernel.kernels.ternary.quantise import QuantiseShape
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
 """For kernels with plain instructions only."""
+
+OPERATORS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""For what must run wherever an operator does."""
 
 HOPPER_AND_UP = ("sm_90a", "sm_100", "sm_120")
 """For kernels with bulk copies, mbarriers or clusters."""
@@ -70,4 +76,12 @@ KERNELS: dict[str, Registered] = {
     "sparse_down_8": Registered(SPARSE.down(8)),
     "sparse_gather": Registered(SPARSE.gather()),
     "sparse_gated": Registered(SPARSE.product()),
+    "ternary_decode_1": Registered(ProductShape("tensor_core", 1, bf16=True).spec(), AMPERE_AND_UP),
+    "ternary_decode_8_groups": Registered(ProductShape("tensor_core", 8, group=64).spec(), ("sm_80", "sm_90a")),
+    "ternary_blocks_1": Registered(ProductShape("blocks16x32", 1, bf16=True).spec(), OPERATORS),
+    "ternary_blocks_8": Registered(ProductShape("blocks16x32", 8).spec(), ("sm_80", "sm_90")),
+    "ternary_prefill": Registered(replace(CANDIDATES[0], bf16=True).spec(), ("sm_80", "sm_90a")),
+    "ternary_prefill_small": Registered(replace(CANDIDATES[2], bf16=True).spec(), ("sm_80", "sm_90a")),
+    "ternary_prefill_groups": Registered(replace(WITH_GROUPS, group=64).spec(), HOPPER_ONLY),
+    "ternary_quantise": Registered(QuantiseShape(bf16=True, norm=True).spec(), AMPERE_AND_UP),
 }
