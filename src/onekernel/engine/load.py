@@ -19,9 +19,10 @@ from onekernel.engine.engine import Engine
 from onekernel.engine.gpu_claim import claim_gpu
 from onekernel.engine.kv_size import describe, kv_pages, with_pages
 from onekernel.engine.megakernel_backend import MegakernelBackend
-from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, warm_up
+from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, prefill_kernels, warm_up
 from onekernel.engine.memory import check_memory, format_bytes, free_memory, plan_memory
 from onekernel.engine.reference_backend import ReferenceBackend
+from onekernel.engine.ternary import place_on
 from onekernel.errors import ConfigError
 from onekernel.models.load import load_packed, load_weights
 from onekernel.models.model import Model, Weights
@@ -187,8 +188,9 @@ def _megakernel_backend(
         checkpoint.close()
     with clock.step("kernel"):
         megakernel = assemble(plan, packed, device, clock.listener.note)
+        prefill = prefill_kernels(megakernel, device)
     with clock.step("backend"):
-        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache)
+        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache, prefill=prefill)
         warm_up(backend)
     return backend
 
@@ -198,4 +200,5 @@ def _reference_weights(
 ) -> Weights:
     if config.ternary is None:
         return load_weights(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
-    return load_ternary(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors)
+    place = place_on(device)
+    return load_ternary(checkpoint, config, dtype=dtype, device=device, progress=clock.tensors, place=place)

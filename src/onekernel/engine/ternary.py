@@ -1,0 +1,63 @@
+"""Ternary matrices on a GPU: packed once, two bits a weight, multiplied by the operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from onekernel.config import PREFILL_CHUNK_TOKENS
+from onekernel.models.ternary import Place
+from onekernel.ops.ternary import quantize_activation, ternary_linear
+from onekernel.phases.ternary import TernaryReference
+from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.packed import STRIP_ROWS, PackedTernary
+from onekernel.weights.ternary.tensor_core import TensorCoreTiles
+
+WARM_TOKENS = (1, 2, 4, 8, 16, PREFILL_CHUNK_TOKENS)
+"""Numbers of tokens for which kernels differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMatrix:
+    """A packed matrix as models take it. The results are the reference's, bit by bit; see phases/ternary.py."""
+
+    packed: PackedTernary
+
+    @classmethod
+    def pack(cls, matrix: TernaryMatrix) -> OperatorMatrix:
+        """Pack for the tensor cores, on the matrix's device; on a GPU every kernel it may need is loaded as well."""
+        placed = cls(TensorCoreTiles.pack(matrix))
+        if matrix.codes.is_cuda:
+            for tokens in WARM_TOKENS:
+                placed.linear(torch.zeros(tokens, matrix.shape[1], device=matrix.codes.device))
+        return placed
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product with x (tokens, K) float32, quantised to int8: (tokens, N) float32."""
+        return ternary_linear(*quantize_activation(x), self.packed)
+
+    def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return the same of the normed x; norm and quantisation are one kernel."""
+        return ternary_linear(*quantize_activation(x, weight, eps), self.packed)
+
+    def __getitem__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows, (tokens, K) float32, unpacking only the strips that they are in."""
+        packed, count = self.packed, len(token_ids)
+        strips = token_ids // STRIP_ROWS
+        scales = packed.scales.view(-1, STRIP_ROWS) if packed.group is None else packed.scales
+        rows = count * STRIP_ROWS
+        part = replace(
+            packed,
+            codes=packed.codes[strips],
+            scales=scales[strips].flatten() if packed.group is None else scales[strips],
+            shape=(rows, packed.shape[1]),
+            rows=(1,) * rows if packed.group is None else (),
+        )
+        first = torch.arange(count, device=token_ids.device) * STRIP_ROWS
+        return part.unpack().dequantised()[first + token_ids % STRIP_ROWS]
+
+
+def place_on(device: str) -> Place:
+    """Return how matrices are kept on a device: packed on a GPU, else a byte a code, as PyTorch multiplies them."""
+    return OperatorMatrix.pack if device.startswith("cuda") else TernaryReference
