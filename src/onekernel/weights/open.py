@@ -11,13 +11,17 @@ from typing import Literal, NoReturn
 
 from onekernel.errors import ConfigError, ModelError
 from onekernel.weights.architectures import model_config
+from onekernel.weights.architectures.sparse import is_sparse
 from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings, TokenizerFiles
-from onekernel.weights.directory import CONFIG, read_settings
+from onekernel.weights.directory import CONFIG, file_names, read_settings
 from onekernel.weights.dummy import DummyCheckpoint
 from onekernel.weights.gguf import GgufCheckpoint
 from onekernel.weights.json_file import read_json
+from onekernel.weights.published_sparse import PublishedSparseCheckpoint
 from onekernel.weights.safetensors_dir import SafetensorsCheckpoint
 from onekernel.weights.shipped import read_shipped, shipped_configs
+from onekernel.weights.ternary.published import FILE as PUBLISHED
+from onekernel.weights.ternary.published import PublishedCheckpoint
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[str], None]
@@ -42,7 +46,7 @@ def open_checkpoint(
     if load_format == "dummy":
         return DummyCheckpoint(_dummy_settings(model, path, revision, progress))
     if path.is_dir():
-        return SafetensorsCheckpoint(path, _local_settings(path))
+        return _open_directory(path, _local_settings(path))
     if path.exists():
         if path.suffix in (".json", ".safetensors", ".bin"):
             raise ModelError(f"{model} is one file of a model; give its directory, or a .gguf file")
@@ -55,12 +59,24 @@ def open_checkpoint(
     directory = hub.settings()
     model_config(read_settings(directory, name=model, source=model).config)  # refuse before gigabytes move
     directory = hub.weights(directory)
-    return SafetensorsCheckpoint(directory, read_settings(directory, name=model, source=model))
+    return _open_directory(directory, read_settings(directory, name=model, source=model))
+
+
+def _directory(path: Path) -> Checkpoint:
+    settings = _local_settings(path)
+    if PUBLISHED in file_names(path):
+        return PublishedCheckpoint(path, settings)
+    return SafetensorsCheckpoint(path, settings)
 
 
 def is_hub_id(model: str) -> bool:
     """Whether this can be a hub's org/name, as opposed to a path."""
     return _HUB_ID.fullmatch(model) is not None and not model.endswith(".gguf")
+
+
+def _open_directory(directory: Path, settings: CheckpointSettings) -> Checkpoint:
+    files = SafetensorsCheckpoint(directory, settings)
+    return PublishedSparseCheckpoint(files) if is_sparse(settings.config) else files
 
 
 def _path(model: str) -> Path:

@@ -11,13 +11,14 @@ from typing import Any
 
 from onekernel.config import ModelConfig
 from onekernel.errors import ConfigError, ModelError
-from onekernel.weights.architectures import bitnet, bitnet_b158, llama, mistral, qwen2, qwen3
+from onekernel.weights.architectures import bitnet, bitnet_b158, llama, mistral, qwen2, qwen3, sparse
 from onekernel.weights.architectures.refused import refuse_quantized, refuse_unknown
 
 _MODULES = (llama, mistral, qwen2, qwen3, bitnet, bitnet_b158)
 
 ARCHITECTURES: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
-    module.ARCHITECTURE: module.config for module in _MODULES
+    **{module.ARCHITECTURE: module.config for module in _MODULES},
+    **sparse.READERS,
 }
 """config.json's `architectures[0]` -> the function that reads that config.json."""
 
@@ -34,9 +35,10 @@ def model_config(hf: Mapping[str, Any]) -> ModelConfig:
         raise ModelError(
             f"config.json's architectures is {named!r}; it must name one, such as {', '.join(ARCHITECTURES)}"
         )
-    read = ARCHITECTURES.get(named[0])
+    name = sparse.architecture(hf, named[0])
+    read = ARCHITECTURES.get(name)
     if read is None:
-        refuse_unknown(named[0], tuple(ARCHITECTURES))
+        refuse_unknown(name, tuple(ARCHITECTURES))
     try:
         return read(hf)
     except ConfigError as error:
