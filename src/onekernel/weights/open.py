@@ -13,15 +13,13 @@ from onekernel.errors import ConfigError, ModelError
 from onekernel.weights.architectures import model_config
 from onekernel.weights.architectures.sparse import is_sparse
 from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings, TokenizerFiles
-from onekernel.weights.directory import CONFIG, file_names, read_settings
+from onekernel.weights.directory import CONFIG, read_settings
 from onekernel.weights.dummy import DummyCheckpoint
 from onekernel.weights.gguf import GgufCheckpoint
 from onekernel.weights.json_file import read_json
 from onekernel.weights.published_sparse import PublishedSparseCheckpoint
 from onekernel.weights.safetensors_dir import SafetensorsCheckpoint
 from onekernel.weights.shipped import read_shipped, shipped_configs
-from onekernel.weights.ternary.published import FILE as PUBLISHED
-from onekernel.weights.ternary.published import PublishedCheckpoint
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[str], None]
@@ -60,13 +58,6 @@ def open_checkpoint(
     model_config(read_settings(directory, name=model, source=model).config)  # refuse before gigabytes move
     directory = hub.weights(directory)
     return _open_directory(directory, read_settings(directory, name=model, source=model))
-
-
-def _directory(path: Path) -> Checkpoint:
-    settings = _local_settings(path)
-    if PUBLISHED in file_names(path):
-        return PublishedCheckpoint(path, settings)
-    return SafetensorsCheckpoint(path, settings)
 
 
 def is_hub_id(model: str) -> bool:
