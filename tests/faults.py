@@ -45,7 +45,7 @@ _NUMBERS = {
     "I": range(1, 6),
     "J": range(1, 5),
     "K": range(1, 8),
-    "L": range(1, 7),
+    "L": range(1, 8),
 }
 REQUIRED = [f"{letter}{number}" for letter, numbers in _NUMBERS.items() for number in numbers]
 """The complaints that must have a test."""
