@@ -7,6 +7,7 @@ import torch
 from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, ModelConfig
 from onekernel.device.host import available_memory_bytes
 from onekernel.engine.backend import MemoryReport
+from onekernel.engine.packed_prefill import CHUNK_TOKENS, workspace_bytes
 from onekernel.errors import MemoryLimitError
 from onekernel.models.packed_weights import scratch_bytes
 from onekernel.models.sizes import weight_bytes
@@ -29,8 +30,8 @@ def plan_memory(
     """Return the bytes of weights, of a KV cache, and of the largest forward pass of a sequence of `context` tokens.
 
     pages: of the KV cache; None: those of one context. With a plan of the megakernel the weights are its two arenas,
-    and the workspace holds an unpacked layer and the exchange as well, or, if that takes more, what is on its way while
-    the weights are packed.
+    and the workspace holds what prefill needs (an unpacked layer, or a longer chunk) and the exchange as well, or, if
+    that takes more, what is on its way while the weights are packed.
     """
     element = dtype.itemsize
     kv_bytes = (pages or pages_for(context)) * PAGE_TOKENS * config.kv_bytes_per_token(element)
@@ -47,7 +48,8 @@ def plan_memory(
     constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
     padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size
     in_flight = max(2 * layer, (1 + padded) * layout.head.total_bytes)  # a tensor, and once more if it is rearranged
-    workspace = max(workspace + layer + 8 * plan.exchange_words, in_flight - kv_bytes)  # loaded before there is a cache
+    prefill = max(workspace + layer, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+    workspace = max(prefill + 8 * plan.exchange_words, in_flight - kv_bytes)  # loaded before there is a cache
     return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.kernels.machine import READ_ALL, cluster_hop
 from onekernel.kernels.megakernel import MegakernelShape
+from onekernel.kernels.prefill import specs as prefill
+from onekernel.kernels.prefill.variants import VARIANTS
 from onekernel.kernels.ring import RingShape
 from onekernel.kernels.sparse_ffn import SparseShape
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS
@@ -76,6 +78,14 @@ KERNELS: dict[str, Registered] = {
     "sparse_down_8": Registered(SPARSE.down(8)),
     "sparse_gather": Registered(SPARSE.gather()),
     "sparse_gated": Registered(SPARSE.product()),
+    "prefill_embed": Registered(prefill.EMBED, AMPERE_AND_UP),
+    "prefill_norm": Registered(prefill.NORM, AMPERE_AND_UP),
+    "prefill_append": Registered(prefill.append(128, qk_norm=True), AMPERE_AND_UP),
+    "prefill_attention_64": Registered(prefill.attention(64), HOPPER_ONLY),
+    "prefill_attention_128": Registered(prefill.attention(128), HOPPER_ONLY),
+    "prefill_attention_256": Registered(prefill.attention(256), HOPPER_ONLY),
+    **{f"prefill_product_{v.name}": Registered(prefill.product(v, 8), HOPPER_ONLY) for v in VARIANTS},
+    "prefill_product_128x256_rows_4": Registered(prefill.product(VARIANTS[-1], 4), HOPPER_ONLY),
     "ternary_decode_1": Registered(ProductShape("tensor_core", 1, bf16=True).spec(), AMPERE_AND_UP),
     "ternary_decode_8_groups": Registered(ProductShape("tensor_core", 8, group=64).spec(), ("sm_80", "sm_90a")),
     "ternary_blocks_1": Registered(ProductShape("blocks16x32", 1, bf16=True).spec(), OPERATORS),
