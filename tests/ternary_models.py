@@ -323,3 +323,54 @@ def with_scales(model: TernaryModel, scales: dict[str, npt.NDArray[np.float32]])
 def grouped(config: dict[str, Any], group: int) -> dict[str, Any]:
     """Return the config with groups of another size."""
     return config | {"quantization_config": config["quantization_config"] | {"group_size": group}}
+
+
+def write_published(folder: Path, model: TernaryModel) -> Path:
+    """Write model_state_int2.pt as microsoft/BitNet's GPU engine converts it, with a config.json beside it."""
+    heads, kv_heads, _ = model.heads
+    state: dict[str, torch.Tensor] = {}
+    dense = {
+        "model.embed_tokens.weight": "tok_embeddings.weight",
+        "model.norm.weight": "norm.weight",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.attn_sub_norm": "attention.attn_sub_norm",
+        "mlp.ffn_sub_norm": "feed_forward.ffn_sub_norm",
+        "model.layers": "layers",
+    }
+    for name, tensor in model.dense.items():
+        state[_renamed(name, dense)] = tensor.to(torch.bfloat16)
+    state["output.weight"] = state["tok_embeddings.weight"].clone()
+    fused = {
+        "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.wo": ("self_attn.o_proj",),
+        "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
+        "feed_forward.w2": ("mlp.down_proj",),
+    }
+    for layer in range(model.config["num_hidden_layers"]):
+        for own, names in fused.items():
+            parts, scales = [], torch.zeros(4)
+            for index, name in enumerate(names):
+                codes = model.codes[f"model.layers.{layer}.{name}.weight"]
+                turned = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[1], 0)
+                parts.append(_permute(codes, turned) if turned else codes)
+                scales[index] = float(model.scales[f"model.layers.{layer}.{name}.weight"].item())
+            state[f"layers.{layer}.{own}.weight"] = _blocks16x32(np.concatenate(parts))
+            state[f"layers.{layer}.{own}.weight_scale"] = scales.to(torch.bfloat16)
+    write_config(folder, model.config)
+    torch.save(state, folder / "model_state_int2.pt")
+    return folder
+
+
+def _blocks16x32(codes: npt.NDArray[np.int8]) -> torch.Tensor:
+    """Blocks of 16 x 32, each 32 words of 16 columns of a row; column e in bit pair e / 4 of byte e mod 4."""
+    rows, columns = codes.shape
+    packed = np.zeros(rows * columns // 4, np.uint8)
+    words = codes.reshape(rows, columns // 16, 16) + 2
+    for n in range(rows):
+        for unit in range(columns // 16):
+            block = n // 16 * (columns // 32) + unit // 2
+            word = block * 32 + n % 16 // 8 * 16 + unit % 2 * 8 + n % 8
+            for element, code in enumerate(words[n, unit]):
+                packed[4 * word + element % 4] |= int(code) << 2 * (element // 4)
+    return torch.from_numpy(packed.view(np.int8).reshape(rows, columns // 4))

@@ -13,13 +13,15 @@ from onekernel.errors import ConfigError, ModelError
 from onekernel.weights.architectures import model_config
 from onekernel.weights.architectures.sparse import is_sparse
 from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings, TokenizerFiles
-from onekernel.weights.directory import CONFIG, read_settings
+from onekernel.weights.directory import CONFIG, file_names, read_settings
 from onekernel.weights.dummy import DummyCheckpoint
 from onekernel.weights.gguf import GgufCheckpoint
 from onekernel.weights.json_file import read_json
 from onekernel.weights.published_sparse import PublishedSparseCheckpoint
 from onekernel.weights.safetensors_dir import SafetensorsCheckpoint
 from onekernel.weights.shipped import read_shipped, shipped_configs
+from onekernel.weights.ternary.published import FILE as PUBLISHED
+from onekernel.weights.ternary.published import PublishedCheckpoint
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[str], None]
@@ -66,6 +68,8 @@ def is_hub_id(model: str) -> bool:
 
 
 def _open_directory(directory: Path, settings: CheckpointSettings) -> Checkpoint:
+    if PUBLISHED in file_names(directory):
+        return PublishedCheckpoint(directory, settings)
     files = SafetensorsCheckpoint(directory, settings)
     return PublishedSparseCheckpoint(files) if is_sparse(settings.config) else files
 

@@ -66,6 +66,9 @@ def write(folder: Path, kind: str) -> tuple[Path, TernaryModel]:
     if kind.startswith("groups"):
         model = models.make(models.grouped(QWEN, int(kind.split()[-1])))
         return models.write_packed(folder, model), model
+    if kind == "published engine":
+        model = models.make(BITNET)
+        return models.write_published(folder, model), model
     if kind == "expanded groups":
         model = models.make(QWEN)
         return models.write_expanded(folder, model), model
@@ -85,6 +88,7 @@ KINDS = [
     "groups of 128",
     "groups of 64",
     "expanded groups",
+    "published engine",
     "bitnet-b1.58 I2_S",
     "llama I2_S",
     "bitnet TQ1_0",

@@ -69,3 +69,16 @@ def interleaved_row(row: int, head_dim: int) -> int:
     head, inside = divmod(row, head_dim)
     half, index = divmod(inside, head_dim // 2)
     return head * head_dim + 2 * index + half
+
+
+def blocks16x32_rows(stored: npt.NDArray[np.uint8], rows: Sequence[int], columns: int) -> Rows:
+    """Return rows of codes in the published engine's blocks of 16 x 32; see `Blocks16x32` for the place of each."""
+    data = stored.reshape(-1)
+    k = np.arange(columns)
+    result = []
+    for n in rows:
+        word = (n // 16 * (columns // 32) + k // 32) * 32 + n % 16 // 8 * 16 + k % 32 // 16 * 8 + n % 8
+        element = k % 16
+        byte = data[4 * word + element % 4].astype(np.int64)
+        result.append(byte // 4 ** (element // 4) % 4 - 2.0)
+    return np.stack(result)
