@@ -188,8 +188,8 @@ def test_sanitizers_find_nothing(shim, build: Build, shape: ProductShape | Prefi
     ("file", "old", "new"),
     [
         ("ternary/strip.cuh", "async_copies_wait<STAGES - 2>();\n", "async_copies_wait<STAGES - 1>();\n"),
-        ("ternary/strip.cuh", "at < strip_bytes);", "true);"),
-        ("ternary/strip.cuh", "barrier_sync(1 + warp_index() / SPLIT, SHARE);", "__syncwarp();"),
+        ("ternary/strip.cuh", "static_cast<i32>(skip * UNIT_BYTES) < bytes_left;", "unit + skip < units;"),
+        ("ternary/strip.cuh", "barrier_sync(1 + in_cta, SHARE);", "__syncwarp();"),
         ("ternary/blocks.cu", "i32 sum = -2 * x[token];", "i32 sum = -x[token];"),
     ],
 )

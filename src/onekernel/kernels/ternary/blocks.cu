@@ -80,5 +80,5 @@ struct Sums {
 extern "C" __global__ void __launch_bounds__(TERNARY_WARPS* WARP) ternary_blocks(
     const u8* codes, const float* scales, const u8* x, const float* inverse, void* out, u32 strip_bytes, u32 rows, u32 tokens,
     u32 columns) {
-  multiply<Sums>({codes, scales, strip_bytes, rows}, {x, inverse, tokens, columns}, out);
+  multiply<Sums, false>({codes, scales, strip_bytes, rows}, {x, inverse, tokens, columns}, out);
 }

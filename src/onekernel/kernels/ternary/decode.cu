@@ -17,9 +17,9 @@ struct Sums {
     const uint4 w = reinterpret_cast<const uint4*>(stage)[lane];
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-      uint4 b = make_uint4(0, 0, 0, 0);
-      if (lane < TOKENS * 4)
-        b = *reinterpret_cast<const uint4*>(stage + X_AT + x_piece_at(lane / 4, half * 4 + lane % 4));
+      // Columns of B past the last token repeat one: what becomes of them is not stored.
+      const uint4 b =
+          *reinterpret_cast<const uint4*>(stage + X_AT + x_piece_at(lane / 4 % TOKENS, half * 4 + lane % 4));
       const u32 even = 0x03030303u << 4 * half, odd = even << 2;
       mma_u8s8(products[2 * half], w.x & even, w.y & even, w.z & even, w.w & even, b.x, b.y);
       mma_u8s8(products[2 * half + 1], w.x & odd, w.y & odd, w.z & odd, w.w & odd, b.z, b.w);
@@ -76,5 +76,5 @@ struct Sums {
 extern "C" __global__ void __launch_bounds__(TERNARY_WARPS* WARP) ternary_decode(
     const u8* codes, const float* scales, const u8* x, const float* inverse, void* out, u32 strip_bytes, u32 rows, u32 tokens,
     u32 columns) {
-  multiply<Sums>({codes, scales, strip_bytes, rows}, {x, inverse, tokens, columns}, out);
+  multiply<Sums, true>({codes, scales, strip_bytes, rows}, {x, inverse, tokens, columns}, out);
 }

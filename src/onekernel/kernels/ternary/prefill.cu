@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
           const float scale = GROUP == 0 ? scales[row] : 1.0f;
           Sum sum;
           sums.result(sum, strip, tile, half * 2 + pair, offset);
-          store_result(out, static_cast<u64>(token) * rows + row, scaled(sum, scale, token_inverse));
+          store_result(out, static_cast<u64>(token) * rows + row, scaled(sum, factor_of(scale, token_inverse)));
         }
     }
 }

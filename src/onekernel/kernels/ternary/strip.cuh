@@ -38,98 +38,127 @@ struct Activations {
   u32 tokens, columns;
 };
 
-// One of the warps of a strip.
+// One of the warps of a strip, at some place in its sequence of units. Addresses and what is left are kept up to date
+// from unit to unit, so that a copy costs a comparison and itself: few instructions lie between launch and first bytes.
+template <bool WHOLE_UNITS>
 struct Worker {
-  const u8* codes;
-  const float* scales;
-  u32 strip, part, units, strip_bytes;
+  static constexpr u32 X_COPIES = (TOKENS * X_PIECES + WARP - 1) / WARP;
+
+  const u8* codes;   // this lane's 16 bytes of the unit
+  const u8* scales;  // with groups: of the unit
+  const u8* x[X_COPIES];
+  i32 bytes_left;              // of the strip, from this lane's on
+  i32 columns_left[X_COPIES];  // of the token, from this lane's on; 0 if there is no such token
+  u32 unit, units;
   u8* ring;
 
-  __device__ __forceinline__ Worker(const Matrix& matrix)
-      : strip(blockIdx.x * STRIPS + warp_index() / SPLIT),
-        part(warp_index() % SPLIT),
+  __device__ __forceinline__ Worker(const Matrix& matrix, const Activations& in, u32 strip, u32 part)
+      : unit(part),
         units((matrix.strip_bytes + UNIT_BYTES - 1) / UNIT_BYTES),
-        strip_bytes(matrix.strip_bytes),
         ring(dynamic_shared() + warp_index() * STAGES * STAGE_BYTES) {
-    codes = matrix.codes + static_cast<u64>(strip) * strip_bytes;
-    scales = matrix.scales + static_cast<u64>(strip) * STRIP_ROWS * (GROUP == 0 ? 1 : units * GROUPS);
-  }
-
-  // Starts copying what unit `unit` needs. What lies past the end of the matrix, or of the activations, is zeros.
-  __device__ __forceinline__ void fetch(const Activations& in, u32 unit, u8* stage) const {
-    const u32 at = unit * UNIT_BYTES + lane_index() * 16;
-    async_copy(stage + lane_index() * 16, codes + at, at < strip_bytes);
+    const u32 lane = lane_index(), first = part * UNIT_BYTES + lane * 16;
+    codes = matrix.codes + static_cast<u64>(strip) * matrix.strip_bytes + first;
+    bytes_left = static_cast<i32>(matrix.strip_bytes - first);
+    scales = reinterpret_cast<const u8*>(matrix.scales + (strip * units + part) * (GROUPS * STRIP_ROWS) + lane * 4);
 #pragma unroll
-    for (u32 first = 0; first < TOKENS * X_PIECES; first += WARP) {
-      const u32 piece = first + lane_index(), token = piece / X_PIECES, column = unit * UNIT_COLUMNS + piece % X_PIECES * 16;
-      if (piece < TOKENS * X_PIECES)
-        async_copy_cached(stage + X_AT + x_piece_at(token, piece % X_PIECES),
-                          in.x + static_cast<u64>(token) * in.columns + column, token < in.tokens && column < in.columns);
+    for (u32 i = 0; i < X_COPIES; i++) {
+      const u32 piece = i * WARP + lane, token = piece / X_PIECES, column = part * UNIT_COLUMNS + piece % X_PIECES * 16;
+      x[i] = in.x + static_cast<u64>(token) * in.columns + column;
+      columns_left[i] = token < in.tokens ? static_cast<i32>(in.columns - column) : 0;
     }
-    if (lane_index() < GROUPS * STRIP_ROWS / 4)
-      async_copy(stage + SCALES_AT + lane_index() * 16, scales + unit * GROUPS * STRIP_ROWS + lane_index() * 4, true);
   }
 
-  // Where the strip's parts stand: of each warp, or of each group.
-  __device__ __forceinline__ Sum* parts() const {
-    return reinterpret_cast<Sum*>(dynamic_shared() + PARTS_AT) + warp_index() / SPLIT * part_count() * PART;
+  // Starts copying what the unit `ahead` of this warp's units from here needs. What lies past the end of the matrix, or
+  // of the activations, becomes zeros.
+  __device__ __forceinline__ void fetch(u32 ahead, u8* stage) const {
+    const u32 lane = lane_index(), skip = ahead * SPLIT;
+    const bool there = WHOLE_UNITS ? unit + skip < units : static_cast<i32>(skip * UNIT_BYTES) < bytes_left;
+    async_copy(stage + lane * 16, codes + skip * UNIT_BYTES, there);
+#pragma unroll
+    for (u32 i = 0; i < X_COPIES; i++) {
+      const u32 piece = i * WARP + lane;
+      if (piece < TOKENS * X_PIECES)
+        async_copy_cached(stage + X_AT + x_piece_at(piece / X_PIECES, piece % X_PIECES), x[i] + skip * UNIT_COLUMNS,
+                          static_cast<i32>(skip * UNIT_COLUMNS) < columns_left[i]);
+    }
+    if (lane < GROUPS * STRIP_ROWS / 4)
+      async_copy(stage + SCALES_AT + lane * 16, scales + skip * (GROUPS * STRIP_ROWS * 4), unit + skip < units);
   }
-  __device__ __forceinline__ u32 part_count() const { return GROUP == 0 ? SPLIT : units * GROUPS; }
 
-  // Calls sums.add(stage, where the unit's terms go) for each of this warp's units, in order.
-  template <class Sums>
-  __device__ __forceinline__ void read(const Activations& in, Sums& sums) const {
+  __device__ __forceinline__ void advance() {
+    unit += SPLIT;
+    codes += SPLIT * UNIT_BYTES;
+    scales += SPLIT * GROUPS * STRIP_ROWS * 4;
+    bytes_left -= SPLIT * UNIT_BYTES;
+#pragma unroll
+    for (u32 i = 0; i < X_COPIES; i++) {
+      x[i] += SPLIT * UNIT_COLUMNS;
+      columns_left[i] -= SPLIT * UNIT_COLUMNS;
+    }
+  }
+
+  // Starts the first copies.
+  __device__ __forceinline__ void start() const {
 #pragma unroll
     for (u32 i = 0; i < STAGES - 1; i++) {
-      if (part + i * SPLIT < units) fetch(in, part + i * SPLIT, ring + i * STAGE_BYTES);
+      fetch(i, ring + i * STAGE_BYTES);
       async_copies_commit();
     }
-    u32 stage = 0, before = STAGES - 1;
+  }
+
+  // Calls sums.add(stage, where the unit's terms go) for each of this warp's units, in order. terms: of the strip.
+  template <class Sums>
+  __device__ __forceinline__ void read(Sums& sums, Sum* terms) {
+    u8* stage = ring;
+    u8* before = ring + (STAGES - 1) * STAGE_BYTES;
 #pragma unroll 1
-    for (u32 unit = part; unit < units; unit += SPLIT) {
+    while (unit < units) {
       async_copies_wait<STAGES - 2>();
       __syncwarp();  // shows all lanes the unit, and that all have left the stage that is filled next
-      const u32 ahead = unit + (STAGES - 1) * SPLIT;
-      if (ahead < units) fetch(in, ahead, ring + before * STAGE_BYTES);
+      fetch(STAGES - 1, before);
       async_copies_commit();
-      sums.add(ring + stage * STAGE_BYTES, parts() + unit * GROUPS * PART);
+      sums.add(stage, terms + unit * GROUPS * PART);
+      advance();
       before = stage;
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      stage = stage == ring + (STAGES - 1) * STAGE_BYTES ? ring : stage + STAGE_BYTES;
     }
+    async_copies_wait<0>();  // of zeros
   }
 };
 
 // The whole kernel, for either layout: read, add the parts, scale, store. out: (tokens, rows), the floats' high halves if
 // TERNARY_BF16.
-template <class Sums>
+template <class Sums, bool WHOLE_UNITS>
 __device__ __forceinline__ void multiply(const Matrix& matrix, const Activations& in, void* out) {
-  const Worker worker(matrix);
-  if (worker.strip * STRIP_ROWS >= matrix.rows) return;
-  const u32 thread = worker.part * WARP + lane_index(), row = worker.strip * STRIP_ROWS + thread % STRIP_ROWS;
-  // Asked for now, so that they are here at the end.
-  const float scale = GROUP == 0 ? worker.scales[thread % STRIP_ROWS] : 1.0f;
-  float inverse[RESULTS];
+  const u32 in_cta = warp_index() / SPLIT, part = warp_index() % SPLIT, strip = blockIdx.x * STRIPS + in_cta;
+  if (strip * STRIP_ROWS >= matrix.rows) return;
+  Worker<WHOLE_UNITS> worker(matrix, in, strip, part);
+  worker.start();
+  // Meanwhile: what the results are multiplied with, or with groups divided by.
+  const u32 thread = part * WARP + lane_index(), row = strip * STRIP_ROWS + thread % STRIP_ROWS;
+  const float scale = GROUP == 0 ? matrix.scales[row] : 1.0f;
+  float factor[RESULTS];
 #pragma unroll
   for (u32 i = 0; i < RESULTS; i++) {
     const u32 token = (thread + i * SHARE) / STRIP_ROWS;
-    inverse[i] = token < in.tokens ? in.inverse[token] : 1.0f;
+    factor[i] = factor_of(scale, token < in.tokens ? in.inverse[token] : 1.0f);
   }
+  const u32 parts = GROUP == 0 ? SPLIT : worker.units * GROUPS;
+  Sum* sums_of_parts = reinterpret_cast<Sum*>(dynamic_shared() + PARTS_AT) + in_cta * parts * PART;
   Sums sums;
-  worker.read(in, sums);
-  Sum* parts = worker.parts();
-  if (GROUP == 0) sums.store(parts + worker.part * PART);
+  worker.read(sums, sums_of_parts);
+  if (GROUP == 0) sums.store(sums_of_parts + part * PART);
   if (SPLIT == 1)
     __syncwarp();
   else
-    barrier_sync(1 + warp_index() / SPLIT, SHARE);
-  const u32 count = worker.part_count();
+    barrier_sync(1 + in_cta, SHARE);
 #pragma unroll
   for (u32 i = 0; i < RESULTS; i++) {
     const u32 at = thread + i * SHARE, token = at / STRIP_ROWS;
     if (token >= min(TOKENS, in.tokens) || row >= matrix.rows) continue;
     Sum sum = 0;
 #pragma unroll 8
-    for (u32 part = 0; part < count; part++) sum += parts[part * PART + at];
-    store_result(out, static_cast<u64>(token) * matrix.rows + row, scaled(sum, scale, inverse[i]));
+    for (u32 p = 0; p < parts; p++) sum += sums_of_parts[p * PART + at];
+    store_result(out, static_cast<u64>(token) * matrix.rows + row, scaled(sum, factor[i]));
   }
 }

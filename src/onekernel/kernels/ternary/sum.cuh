@@ -38,10 +38,10 @@ __device__ __forceinline__ i32 add_bytes(u32 x, i32 sum) { return dp4a_ss(x, 0x0
 // A group's term. The product is rounded by itself: with a fused one, bits would depend on the compiler.
 __device__ __forceinline__ float term(i32 sum, float scale) { return __fmul_rn(static_cast<float>(sum), scale); }
 
-__device__ __forceinline__ float scaled(i32 sum, float scale, float inverse) {
-  return static_cast<float>(sum) * (scale / inverse);
-}
-__device__ __forceinline__ float scaled(float sum, float, float inverse) { return sum / inverse; }
+// What a sum is multiplied with, or with groups divided by.
+__device__ __forceinline__ float factor_of(float scale, float inverse) { return GROUP == 0 ? scale / inverse : inverse; }
+__device__ __forceinline__ float scaled(i32 sum, float factor) { return static_cast<float>(sum) * factor; }
+__device__ __forceinline__ float scaled(float sum, float factor) { return sum / factor; }
 
 __device__ __forceinline__ void store_result(void* out, u64 at, float result) {
   if (TERNARY_BF16)
