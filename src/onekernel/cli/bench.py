@@ -2,7 +2,9 @@
 
 pp512 is a prompt of 512 tokens up to its first answer token, tg128 is 128 decode steps, pp512+tg128 both together, and
 @ d4096 means after 4096 tokens. Token ids are random, the same at every run. GB/s is the weights' bytes that the
-decode steps read per second. Shipped configurations need no weights: onekernel bench Llama-3.2-1B --load-format dummy
+decode steps read per second. % of read is the share of a token's time that it takes just to read these weights and the
+KV cache, at the rate measured in this run. p50 and p99 are of the times between tokens, as the host sees them. Shipped
+configurations need no weights: onekernel bench Llama-3.2-1B --load-format dummy
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-r", "--repetitions", metavar="N", type=int, default=5, help="runs of each test that count (default 5)"
     )
+    parser.add_argument(
+        "--energy", action="store_true", help="also the GPU's millijoules per token (needs nvidia-ml-py)"
+    )
     parser.add_argument("--no-warmup", action="store_true", help="leave out the run before those that count")
     parser.add_argument("-o", "--output", choices=FORMATS, default="md", help="format (default md, a table)")
     parser.add_argument("--json", action="store_true", help="the same as -o json")
@@ -54,18 +59,28 @@ def run(args: argparse.Namespace, console: Console) -> int:
     model_name(args)
     engine_config(args)  # a usage error in either comes before the imports below
 
-    from onekernel.cli.bench_output import Row, writer
+    from onekernel.cli.bench_output import Row, read_rate, writer
     from onekernel.cli.session import open_llm
+    from onekernel.device.facts import facts
+    from onekernel.device.resolve import resolve_device
     from onekernel.measure.bench import time_workload
+    from onekernel.measure.energy import energy_counter
 
-    write = writer("json" if args.json else args.output, console)
-    with open_llm(args, console, max_context=max(workload.context for workload in workloads)) as llm:
-        rows = []
+    energy_mj = None
+    if args.energy:
+        device = resolve_device(args.device).device
+        energy_mj = energy_counter(device, facts(device).uuid if device.startswith("cuda") else "")
+    write = writer("json" if args.json else args.output, console, energy=args.energy)
+    context = max(workload.context for workload in workloads)
+    with open_llm(args, console, max_context=context, prefix_cache=False) as llm:
+        rows, rate = [], read_rate(llm.loaded.engine.backend.device)
         for number, workload in enumerate(workloads):
             console.progress(workload.name, number, len(workloads))
-            result = time_workload(llm.loaded.engine, workload, args.repetitions, warm_up=not args.no_warmup)
+            result = time_workload(
+                llm.loaded.engine, workload, args.repetitions, warm_up=not args.no_warmup, energy_mj=energy_mj
+            )
             console.clear_bar()
-            rows.append(Row.of(result, llm.loaded))
+            rows.append(Row.of(result, llm.loaded, rate))
             write.row(rows[-1])
         write.end(rows)
     return 0

@@ -32,7 +32,8 @@ def test_the_table_is_llama_benchs(tiny: str, capsys: pytest.CaptureFixture[str]
     header, rule, *rows = bench(tiny, capsys).splitlines()
     names = [cell.strip() for cell in header.strip("|").split("|")]
     assert names == [
-        *("model", "size", "params", "backend", "device", "dtype", "threads", "test", "t/s", "TTFT ms", "GB/s")
+        *("model", "size", "params", "backend", "device", "dtype", "threads", "test", "t/s", "TTFT ms", "GB/s"),
+        *("us/token", "p50 us", "p99 us", "% of read"),
     ]
     assert set(rule) <= set("|-: ")
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -44,7 +45,9 @@ def test_the_table_is_llama_benchs(tiny: str, capsys: pytest.CaptureFixture[str]
         decode_only = row[names.index("test")] == "tg3"
         assert (row[names.index("GB/s")] != "") == decode_only
         assert (row[names.index("TTFT ms")] == "") == decode_only
-    assert len({len(line) for line in [header, rule, *rows]}) == 1
+        decodes = row[names.index("test")] in ("tg3", "pp8+tg2")
+        assert all((row[names.index(name)] != "") == decodes for name in names[-4:])
+    assert len(header) == len(rule)
 
 
 def check(rows: list[dict[str, Any]]) -> None:
@@ -71,6 +74,20 @@ def test_json_has_llama_benchs_keys(tiny: str, capsys: pytest.CaptureFixture[str
 def test_json_lines_and_csv(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     check([json.loads(line) for line in bench(tiny, capsys, "-o", "jsonl").splitlines()])
     check(list(csv.DictReader(io.StringIO(bench(tiny, capsys, "-o", "csv")))))
+
+
+def test_times_between_tokens_are_in_order_and_energy_needs_a_gpu(
+    tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row["test"]: row for row in json.loads(bench(tiny, capsys, "--json"))}
+    decode = rows["tg3"]
+    assert 0 < decode["p50_us"] <= decode["p99_us"]
+    assert decode["us_per_token"] < decode["p99_us"] * 1.0001
+    share = decode["model_size"] / decode["read_gbps"] / 1e3 / decode["us_per_token"]
+    assert decode["percent_of_read"] == pytest.approx(100 * share, rel=0.3)  # and the keys and values
+    assert rows["pp20"]["us_per_token"] is None and decode["mj_per_token"] is None
+    assert main(["bench", tiny, *FLAGS.split(), "--energy"]) == 1
+    assert "energy is read from an NVIDIA GPU's counter, and the device is cpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,33 @@ def test_only_what_the_workload_names_is_timed(engine: Engine, workload: Workloa
     assert result.rates[0] == pytest.approx((workload.n_prompt + workload.n_gen) / seconds)
 
 
+def test_times_between_tokens_are_those_of_the_counted_runs(engine: Engine) -> None:
+    result = time_workload(engine, Workload(512, 4), 3)
+    assert [len(intervals) for intervals in result.intervals_us] == [3, 3, 3]
+    for found in (result.us_per_token, result.interval_us(50), result.interval_us(99)):
+        assert found == pytest.approx(STEP_S * 1e6)
+    assert time_workload(engine, Workload(512, 0), 1).us_per_token is None
+    assert time_workload(engine, Workload(512, 0), 1).interval_us(99) is None
+
+
+def test_percentiles_are_pooled_over_the_repetitions() -> None:
+    result = Result(Workload(0, 51), (1.0, 1.0), (1.0, 1.0), (tuple(range(1, 51)), tuple(range(51, 101))))
+    assert result.us_per_token == pytest.approx(50.5)
+    assert result.interval_us(50) == pytest.approx(50.5)
+    assert result.interval_us(99) == pytest.approx(99.01)
+
+
+@pytest.mark.parametrize(
+    ("workload", "timed_s"), [(Workload(0, 4), 4 * STEP_S), (Workload(512, 4, 1024), CHUNK_S + 4 * STEP_S)]
+)
+def test_energy_is_read_at_the_ends_of_what_is_timed(engine: Engine, workload: Workload, timed_s: float) -> None:
+    watts = 300.0
+    backend = backend_of(engine)
+    result = time_workload(engine, workload, 2, energy_mj=lambda: backend.now * watts * 1e3)
+    assert result.energy_mj == pytest.approx((timed_s * watts * 1e3,) * 2)
+    assert result.mj_per_token == pytest.approx(timed_s * watts * 1e3 / (workload.n_prompt + workload.n_gen))
+
+
 def test_a_run_to_warm_up_is_not_counted(engine: Engine) -> None:
     backend = backend_of(engine)
     assert len(time_workload(engine, Workload(8, 1), 2).seconds) == 2
