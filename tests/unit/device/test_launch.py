@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from onekernel.device import cuda_kernel
+from onekernel.device.bound import CheckedBound
 from onekernel.device.compile import Compiled
 from onekernel.device.cubin import Resources
 from onekernel.device.cuda_kernel import CudaKernel
+from onekernel.device.kernel import Bound
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.errors import DeviceError
 from tests.unit.device.fakes import FakeDriver, gpu
@@ -161,3 +163,70 @@ def test_the_spec_is_compiled_for_the_device_there(monkeypatch: pytest.MonkeyPat
     loaded = cuda_kernel.load_kernel(replace(SPEC, arch="sm_90a"), cache=Cache())  # type: ignore[arg-type]
     assert asked == ["sm_100"]
     assert loaded.spec.arch == "sm_100"
+
+
+def bound(loaded: CudaKernel, monkeypatch: pytest.MonkeyPatch) -> tuple[Bound, torch.Tensor]:
+    """A prepared launch whose `n` and `scale` change."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    x = torch.zeros(8)
+    return loaded.bind(256, [x, 8, 0.5, -3], shared_bytes=1000, changing=("scale", "total")), x
+
+
+def test_a_bound_launch_gives_new_numbers_to_old_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, cuda = kernel(monkeypatch)
+    launches, x = bound(loaded, monkeypatch)
+    launches.launch(132, 0.25, 5)
+    launches.launch(3, 2.0, -1)
+    address = x.data_ptr()
+    assert cuda.launches == [
+        (132, 256, struct.pack("<Qifq", address, 8, 0.25, 5)),
+        (3, 256, struct.pack("<Qifq", address, 8, 2.0, -1)),
+    ]
+
+
+def test_a_bound_launch_is_configured_once_for_all_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, cuda = kernel(monkeypatch)
+    launches, _ = bound(loaded, monkeypatch)
+    launches.launch(1, 0.25, 5)
+    before = len(cuda.calls)
+    for grid in range(2, 10):
+        launches.launch(grid, 0.25, 5)
+    assert cuda.calls[before:] == [("launch", set())] * 8
+    launch(loaded, 1, shared_bytes=1000)  # a plain launch has a grid of its own
+    assert [grid for grid, _, _ in cuda.launches[-2:]] == [9, 1]
+
+
+def test_a_bound_launch_checks_what_it_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, cuda = kernel(monkeypatch)
+    x = torch.zeros(8)
+    with pytest.raises(DeviceError, match="n of kernel k has value 9, but n is 8"):
+        loaded.bind(256, [x, 9, 0.5, -3])
+    with pytest.raises(DeviceError, match="kernel k has no number 'x'; it has n, scale, total"):
+        loaded.bind(256, [x, 8, 0.5, -3], changing=("x",))
+    launches, _ = bound(loaded, monkeypatch)
+    for numbers in ((0.5,), (0.5, 2**63), (0.5, 0.5)):
+        with pytest.raises(DeviceError, match="kernel k is launched with the numbers"):
+            launches.launch(1, *numbers)
+    cuda.launch_status = 700
+    with pytest.raises(DeviceError, match="launching kernel k failed") as caught:
+        launches.launch(1, 0.5, 1)
+    assert caught.value.context_lost
+
+
+def test_a_bound_launch_on_the_shim_checks_the_count_of_numbers() -> None:
+    class Recorder:
+        spec = SPEC
+
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def launch(self, grid: int, block: int, args: Any, **options: Any) -> None:
+            self.seen.append((grid, block, list(args), options))
+
+    recorder = Recorder()
+    launches = CheckedBound(recorder, 64, [torch.zeros(8), 8, 0.5, -3], 16, ("total",))
+    launches.launch(5, 11)
+    [(grid, block, args, options)] = recorder.seen
+    assert (grid, block, args[1:], options) == (5, 64, [8, 0.5, 11], {"shared_bytes": 16})
+    with pytest.raises(DeviceError, match="launched with 2 numbers, not 1"):
+        launches.launch(5, 1, 2)

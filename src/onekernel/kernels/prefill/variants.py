@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Variant:
     """A tile of tokens x weight rows, and how a CTA makes it.
 
-    `ns_per_unit`: what a CTA needs for 64 columns of K with `ctas_per_sm` of them on each SM. The values here are
-    estimates, of what the tile's bytes and products cost an H200; `benchmarks/prefill.py` measures and fits them.
+    `ns_per_unit`: what a CTA needs for 64 columns of K with `ctas_per_sm` of them on each SM. The values below are
+    estimates: the tile's bytes at 43 bytes per ns and SM out of an H200's L2. `benchmarks/prefill.py` fits them to times.
     """
 
     tokens: int
@@ -48,13 +48,13 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(16, 16, 1, 2, k_units=4, stages=6, ctas_per_sm=2, ns_per_unit=200),
-    Variant(16, 64, 1, 4, k_units=2, stages=4, ctas_per_sm=2, ns_per_unit=420),
-    Variant(64, 16, 4, 1, k_units=2, stages=4, ctas_per_sm=2, ns_per_unit=420),
-    Variant(64, 32, 4, 2, k_units=2, stages=4, ctas_per_sm=2, ns_per_unit=500),
-    Variant(64, 128, 2, 4, k_units=1, stages=4, ctas_per_sm=2, ns_per_unit=1000),
-    Variant(128, 128, 2, 2, k_units=1, stages=3, ctas_per_sm=2, ns_per_unit=1500),
-    Variant(128, 256, 2, 4, k_units=1, stages=4, ctas_per_sm=1, ns_per_unit=1450),
+    Variant(16, 16, 1, 2, k_units=4, stages=6, ctas_per_sm=2, ns_per_unit=190),
+    Variant(16, 64, 1, 4, k_units=2, stages=4, ctas_per_sm=2, ns_per_unit=480),
+    Variant(32, 32, 2, 2, k_units=2, stages=6, ctas_per_sm=2, ns_per_unit=380),
+    Variant(64, 32, 4, 2, k_units=2, stages=4, ctas_per_sm=2, ns_per_unit=570),
+    Variant(64, 128, 2, 4, k_units=1, stages=4, ctas_per_sm=2, ns_per_unit=1140),
+    Variant(128, 128, 2, 2, k_units=1, stages=3, ctas_per_sm=2, ns_per_unit=1520),
+    Variant(128, 256, 2, 4, k_units=1, stages=4, ctas_per_sm=1, ns_per_unit=1140),
 )
 
 
