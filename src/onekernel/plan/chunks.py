@@ -27,3 +27,8 @@ def chunks(length: int, members: int, block_pages: int) -> int:
 def owner(block: int, members: int) -> int:
     """Return the member that a block belongs to; a block's number tells it, whatever the length."""
     return block % members
+
+
+def slices(pairs: int, members: int) -> list[int]:
+    """Return members + 1 bounds: member m merges pairs of values bounds[m] to bounds[m + 1] of its KV head."""
+    return [pairs * member // members for member in range(members + 1)]

@@ -16,7 +16,7 @@ from onekernel.config import PAGE_TOKENS
 from onekernel.errors import PlanError
 from onekernel.phases.combine.reference import combine
 from onekernel.plan.abi import TASK, TOKEN_NON_FINITE, TOKEN_STOP, Flag, Kind
-from onekernel.plan.chunks import chunks, owner
+from onekernel.plan.chunks import chunks, owner, slices
 from onekernel.plan.exchange import F32, Wait, bf16_to_float, float_to_bf16, round_bf16
 from onekernel.plan.machine import Machine
 
@@ -211,21 +211,34 @@ class Cta:
 
     def _combine(self, task: Task) -> Waits:
         machine, header = self.machine, self.machine.header
-        dim, group = header["head_dim"], machine.plan.config.num_attention_heads // header["kv_heads"]
+        half, group = header["head_dim"] // 2, machine.plan.config.num_attention_heads // header["kv_heads"]
+        start, stop = slices(group * half, header["members"])[task["member"] :][:2]
         for s in self.sequences:
             parts = chunks(machine.positions[s] + self.token + 1, header["members"], header["block_pages"])
             for turn in range(task["count"] if parts > 1 else 0):
                 head = task["first"] + turn * task["stride"]
-                records = []
                 for query_head in range(head * group, (head + 1) * group):
-                    word = task["in_word"] + s * header["partial_words"] + query_head * header["members"] * (dim + 2)
-                    wait = self._awaited(task, word, parts * (dim + 2))
-                    yield wait
-                    records.append(machine.exchange.take(wait).view(np.float32).reshape(parts, dim + 2))
-                r = torch.from_numpy(np.stack(records, axis=1))  # (parts, group, head_dim + 2)
-                mixed = combine(r[..., :dim], r[..., dim], r[..., dim + 1]).numpy()
-                word = task["out_word"] + s * header["mixed_words"] + head * group * dim // 2
-                machine.exchange.give_bf16(word, mixed.ravel(), self._tag)
+                    first = (query_head - head * group) * half
+                    low, high = max(start - first, 0), min(stop - first, half)
+                    if low < high:
+                        yield from self._merge(task, s, query_head, parts, low, high)
+
+    def _merge(self, task: Task, s: int, query_head: int, parts: int, low: int, high: int) -> Waits:
+        """Merge pairs of values `low` to `high` of a query head."""
+        machine, header = self.machine, self.machine.header
+        dim, words = header["head_dim"], 2 * (high - low)
+        taken = []
+        for part in range(parts):
+            word = task["in_word"] + s * header["partial_words"]
+            word += (query_head * header["members"] + part) * (dim + 2)
+            for wait in (self._awaited(task, word + 2 * low, words), self._awaited(task, word + dim, 2)):
+                yield wait
+                taken.append(machine.exchange.take(wait).view(np.float32))
+        sums = torch.from_numpy(np.stack(taken[::2]))[:, None]
+        maxima, weights = torch.from_numpy(np.stack(taken[1::2])).unbind(dim=1)
+        mixed = combine(sums, maxima[:, None], weights[:, None]).numpy()
+        word = task["out_word"] + s * header["mixed_words"] + query_head * dim // 2 + low
+        machine.exchange.give_bf16(word, mixed.ravel(), self._tag)
 
     def _head(self, task: Task) -> Waits:
         machine, header = self.machine, self.machine.header

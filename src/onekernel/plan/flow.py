@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onekernel.config import PAGE_TOKENS
 from onekernel.phases.frame import Ints
 from onekernel.plan.abi import Flag, Kind
-from onekernel.plan.chunks import blocks, chunks, owner
+from onekernel.plan.chunks import blocks, chunks, owner, slices
 from onekernel.plan.plan import Plan
 
 
@@ -126,25 +126,34 @@ def _attention(plan: Plan, phase: int, split: Split) -> Iterator[Step]:
         if split.chunks == 1:
             given = _ranges(int(header["mixed_word"]) + head * group * half, np.full_like(base, group * half))
         else:
-            given = _partials(plan, tasks["out_word"].astype(np.int64), head, member, 1)
+            given = _partials(plan, tasks["out_word"].astype(np.int64), head, member)
         yield Step(phase, active & (member < split.chunks), takes, in_phase, given, phase + (split.chunks == 1))
 
 
 def _combine(plan: Plan, phase: int, split: Split) -> Iterator[Step]:
     if split.chunks == 1:
         return
-    tasks, config = plan.tasks[:, phase], plan.config
-    words = config.q_size // config.num_key_value_heads // 2
+    tasks, config, members = plan.tasks[:, phase], plan.config, int(plan.header["members"])
+    half, group, record = config.head_dim // 2, config.q_size // config.kv_size, config.head_dim + 2
+    bounds, member = np.array(slices(group * half, members)), tasks["member"].astype(np.int64)
+    start, stop = bounds[member], bounds[np.minimum(member + 1, members)]
     for active, head in _heads(plan, phase):
-        takes = _partials(plan, tasks["in_word"].astype(np.int64), head, np.zeros_like(head), split.chunks)
-        given = _ranges(tasks["out_word"] + head * words, np.full_like(head, words))
-        yield Step(phase, active, takes, tasks["in_phase"].astype(np.int64), given, phase)
+        takes = []
+        for h in range(group):
+            low, high = (np.clip(bound - h * half, 0, half) for bound in (start, stop))
+            both = np.where(high > low, 2, 0)
+            for part in range(split.chunks):
+                word = tasks["in_word"] + ((head * group + h) * members + part) * record
+                takes += [_ranges(word + 2 * low, 2 * (high - low)), _ranges(word + config.head_dim, both)]
+        given = _ranges(tasks["out_word"] + head * group * half + start, stop - start)
+        in_phase = tasks["in_phase"].astype(np.int64)
+        yield Step(phase, active & (stop > start), np.concatenate(takes, axis=1), in_phase, given, phase)
 
 
-def _partials(plan: Plan, base: Ints, head: Ints, member: Ints, count: int) -> Ints:
-    """Return (ctas, group, 2): the partials of `count` members, for each query head of a KV head."""
+def _partials(plan: Plan, base: Ints, head: Ints, member: Ints) -> Ints:
+    """Return (ctas, group, 2): a member's partials, for each query head of a KV head."""
     config = plan.config
     group, record = config.num_attention_heads // config.num_key_value_heads, config.head_dim + 2
     query_heads = head[:, None] * group + np.arange(group)
     start = base[:, None] + (query_heads * int(plan.header["members"]) + member[:, None]) * record
-    return np.stack((start, start + count * record), axis=-1)
+    return np.stack((start, start + record), axis=-1)

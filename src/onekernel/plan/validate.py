@@ -110,14 +110,14 @@ def _check_cover(phase: PhaseInfo, column: Column, tiles: int) -> None:
 
 
 def _check_heads(plan: Plan, phase: PhaseInfo, column: Column) -> None:
-    """Every member of every KV head is one CTA, so a cached position has one owner; one CTA combines members."""
+    """Every member of every KV head is one CTA, so a cached position has one owner; all of them combine."""
     members, heads = int(plan.header["members"]), plan.config.num_key_value_heads
     served = [
         (int(task["first"]) + turn * int(task["stride"]), int(task["member"]))
         for task in column
         for turn in range(min(int(task["count"]), heads + 1))
     ]
-    parts = members if phase.kind == Kind.ATTENTION else int(members > 1)
+    parts = members if phase.kind == Kind.ATTENTION or members > 1 else 0
     wanted = [(head, member) for head in range(heads) for member in range(parts)]
     if sorted(served) != wanted:
         wrong = sorted(set(served) ^ set(wanted)) or [pair for pair in served if served.count(pair) > 1]

@@ -1,4 +1,7 @@
-"""The combine phase's part of a plan: member 0 of a KV head merges the members' partials, if there are several."""
+"""The combine phase's part of a plan: the members of a KV head merge their partials, if there are several.
+
+Each member merges a slice of the head's values, so that no word is waited for after another; see `plan.chunks.slices`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ def tasks(records: Records, frame: Frame, phase: int, share: HeadShare) -> None:
     Where a KV head has one member there is nothing to merge, ever, and no CTA has work.
     """
     records["first"] = share.first
-    records["count"] = np.where((share.member == 0) & (share.members > 1), share.count, 0)
+    records["count"] = np.where(share.members > 1, share.count, 0)
     records["in_word"] = frame.words.partial
     records["in_phase"] = phase - 1
     records["out_word"] = frame.words.mixed
     records["stride"] = share.stride
+    records["member"] = share.member
