@@ -27,6 +27,7 @@ from onekernel import SamplingParams
 from onekernel.config import ModelConfig
 from onekernel.device.facts import facts
 from onekernel.engine.engine import Engine
+from onekernel.engine.kv_size import with_pages
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.megakernel_load import assemble, plan_megakernel, warm_up
 from onekernel.engine.memory import pages_for, plan_memory
@@ -70,15 +71,26 @@ class DeviceDummy:
         pass
 
 
-def our_engine(checkpoint: Checkpoint, config: ModelConfig, device: str, context: int) -> Engine:
-    """Return an engine on the megakernel, or where that is not possible on the reference."""
+def our_engine(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    device: str,
+    context: int,
+    *,
+    contexts: int = 1,
+    prefix_cache: bool = False,
+) -> Engine:
+    """Return an engine on the megakernel, or where that is not possible on the reference; with pages for `contexts`."""
+    pages = contexts * pages_for(context)
     planned = plan_megakernel(config, device, torch.bfloat16, context, config.vocab_size)
-    memory = plan_memory(config, torch.bfloat16, device, context, planned.plan)
+    memory = plan_memory(config, torch.bfloat16, device, context, planned.plan, pages)
     quiet: Callable[[int, int], None] = lambda done, total: None  # noqa: E731
     backend: MegakernelBackend | ReferenceBackend
     if planned.plan is not None:
-        packed = load_packed(checkpoint, config, planned.plan.layout, device=device, progress=quiet)
-        backend = MegakernelBackend(assemble(planned.plan, packed, device, print), memory=memory)
+        plan = with_pages(planned.plan, pages)
+        packed = load_packed(checkpoint, config, plan.layout, device=device, progress=quiet)
+        megakernel = assemble(plan, packed, device, print)
+        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache)
         warm_up(backend)
     else:
         print(f"the reference, because {planned.reason}", flush=True)
@@ -86,9 +98,10 @@ def our_engine(checkpoint: Checkpoint, config: ModelConfig, device: str, context
         backend = ReferenceBackend(
             model,
             max_context=context,
-            num_pages=pages_for(context),
+            num_pages=pages,
             vocab_limit=config.vocab_size,
             memory=memory,
+            prefix_cache=prefix_cache,
         )
     return Engine(backend, Tokenizer.placeholder(config.vocab_size), {})
 
