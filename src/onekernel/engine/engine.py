@@ -203,7 +203,8 @@ class Engine:
             )
             told.__cause__ = error
             return told
-        if (isinstance(error, DeviceError) and error.context_lost) or "CUDA error" in str(error):
+        lost = (isinstance(error, DeviceError) and error.context_lost) or "CUDA error" in str(error)
+        if lost and self.failure is None:
             self.failure = error  # a CUDA context does not recover; one whose kernel was stopped does not need to
         if not isinstance(error, OnekernelError):
             _log.error("a request failed unexpectedly", exc_info=error)

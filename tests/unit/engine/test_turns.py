@@ -212,6 +212,18 @@ def test_a_lost_device_tells_everybody_who_had_a_turn(start: Start) -> None:
     assert backend.released == [(1, True), (2, True), (3, True)]
 
 
+def test_later_requests_are_told_the_first_failure_and_no_chain_of_them(start: Start) -> None:
+    engine, backend, gate = gated(start)
+    backend.script.tokens = [RuntimeError("CUDA error: an illegal memory access")]
+    streams = [ask(engine, owner) for owner in (1, 2, 3)]
+    gate.set()
+    with pytest.raises(RuntimeError, match=r"^CUDA error"):
+        streams[0].result()
+    for stream in streams[1:]:
+        with pytest.raises(EngineClosedError, match=r"^the engine failed earlier and takes no requests: CUDA error"):
+            stream.result()
+
+
 @pytest.mark.timeout(30)
 def test_a_backend_that_cannot_give_pages_back_closes_the_engine_instead_of_hanging(
     start: Start, monkeypatch: pytest.MonkeyPatch
