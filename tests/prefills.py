@@ -258,7 +258,7 @@ class Whole:
         ends = [*cuts, len(ids)]
         for start, end in zip([0, *cuts], ends, strict=True):
             prefill.run(ids[start:end], self.table, start)
-        return self.read(prefill._cache, len(ids))
+        return self.read(prefill.cache, len(ids))
 
     def read(self, cache: KVCache, tokens: int) -> torch.Tensor:
         """Return (layers, 2, kv_heads, tokens, head_dim) on the CPU, after checking that no other slot was written."""

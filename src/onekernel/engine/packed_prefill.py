@@ -97,7 +97,7 @@ class PackedPrefill:
         variants: Sequence[Variant] = VARIANTS,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        self._packed, self._cache, self._sms, self._variants = packed, cache, sms, tuple(variants)
+        self.cache, self._packed, self._sms, self._variants = cache, packed, sms, tuple(variants)
         self._config, self._layout, self._device = packed.config, packed.layout, packed.arena.device
         self.chunk_tokens = min(chunk_tokens, packed.layout.constants.context_tokens)
         self.activations = _Activations.allocate(self._config, self._layout, self.chunk_tokens, self._device)
@@ -113,7 +113,7 @@ class PackedPrefill:
         self._append = load(specs.append(self._config.head_dim, self._config.qk_norm))
         self._attention = load(specs.attention(self._config.head_dim))
         self._embed = self._bind_embed(embed)
-        self._layers = [self._bind_layer(layer) for layer in range(self._config.num_hidden_layers)]
+        self.layers = tuple(self._bind_layer(layer) for layer in range(self._config.num_hidden_layers))
 
     @torch.inference_mode()
     def run(self, token_ids: Sequence[int], page_table: torch.Tensor, start: int) -> None:
@@ -128,10 +128,10 @@ class PackedPrefill:
             self._table[: len(page_table)].copy_(page_table)
             self._embed.launch(tokens)
             chosen = self._chosen[self._size(tokens)]
-            for layer in self._layers[:-1]:
+            for layer in self.layers[:-1]:
                 layer.keys_and_values(tokens, start, chosen)
                 layer.rest(tokens, start, chosen)
-            self._layers[-1].keys_and_values(tokens, start, chosen)  # what follows them is for the head alone
+            self.layers[-1].keys_and_values(tokens, start, chosen)  # what follows them is for the head alone
 
     def _sizes(self) -> Iterator[int]:
         """Yield the chunk sizes for which variants are chosen: every 16 tokens."""
@@ -163,14 +163,14 @@ class PackedPrefill:
         ]
         return kernel.bind(specs.EMBED_THREADS, args)
 
-    def _bind_layer(self, layer: int) -> _Layer:
+    def _bind_layer(self, layer: int) -> Layer:
         constants, config = self._layout.constants, self._config
         products = {
             (kind, variant): self._bind_product(kind, layer, variant)
             for kind in LAYER_MATRICES
             for variant in {chosen[kind] for chosen in self._chosen.values()}
         }
-        return _Layer(
+        return Layer(
             (self._bind_norm(constants.attention_norms[layer]), self._bind_norm(constants.mlp_norms[layer])),
             self._bind_append(layer),
             self._bind_attention(layer),
@@ -210,7 +210,7 @@ class PackedPrefill:
             constants.k_norm + own_norms,
             config.rms_norm_eps,
             self._table,
-            self._cache.pages[layer],
+            self.cache.pages[layer],
             acts.queries,
         ]
         return self._append.bind(specs.APPEND_THREADS, args, changing=("tokens", "start"))
@@ -224,7 +224,7 @@ class PackedPrefill:
             0,
             math.log2(math.e) / math.sqrt(config.head_dim),
             self._table,
-            self._cache.pages[layer],
+            self.cache.pages[layer],
             config.num_key_value_heads,
             acts.mixed,
             acts.mixed.shape[1],
@@ -262,7 +262,7 @@ class PackedPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """The prepared launches of one layer."""
 
     norms: tuple[Bound, Bound]
@@ -276,18 +276,18 @@ class _Layer:
     def keys_and_values(self, tokens: int, start: int, chosen: dict[MatrixKind, Variant]) -> None:
         """Extend the cache, and leave rotated queries."""
         self.norms[0].launch(tokens)
-        self._product("qkv", tokens, chosen)
+        self.product("qkv", tokens, chosen["qkv"])
         vectors = tokens * (self.heads + 2 * self.kv_heads)
         self.append.launch(-(-vectors // specs.APPEND_VECTORS), tokens, start)
 
     def rest(self, tokens: int, start: int, chosen: dict[MatrixKind, Variant]) -> None:
         """Bring the residual through attention and the feed-forward."""
         self.attention.launch(self.heads * -(-tokens // specs.ATTENTION_QUERIES), tokens, start)
-        self._product("out", tokens, chosen)
+        self.product("out", tokens, chosen["out"])
         self.norms[1].launch(tokens)
-        self._product("gate_up", tokens, chosen)
-        self._product("down", tokens, chosen)
+        self.product("gate_up", tokens, chosen["gate_up"])
+        self.product("down", tokens, chosen["down"])
 
-    def _product(self, kind: MatrixKind, tokens: int, chosen: dict[MatrixKind, Variant]) -> None:
-        variant = chosen[kind]
+    def product(self, kind: MatrixKind, tokens: int, variant: Variant) -> None:
+        """Multiply the chunk with one matrix; the variant is one of those that were chosen from."""
         self.products[kind, variant].launch(variant.ctas(tokens, self.rows[kind]), tokens)

@@ -14,7 +14,7 @@ class Variant:
     """A tile of tokens x weight rows, and how a CTA makes it.
 
     `ns_per_unit`: what a CTA needs for 64 columns of K with `ctas_per_sm` of them on each SM. The values below are
-    estimates: the tile's bytes at 43 bytes per ns and SM out of an H200's L2. `benchmarks/prefill.py` fits them to times.
+    estimates: the tile's bytes at 43 bytes per ns and SM out of an H200's L2. `benchmarks/prefill.py` measures them.
     """
 
     tokens: int
@@ -60,10 +60,10 @@ VARIANTS = (
 
 def choose(tokens: int, rows: int, sms: int, variants: Sequence[Variant] = VARIANTS) -> Variant:
     """Return the variant that makes (tokens, rows) soonest: rounds of CTAs that the SMs hold, times a CTA's time."""
-    return min(variants, key=lambda variant: _rounds(variant, tokens, rows, sms) * variant.ns_per_unit)
+    return min(variants, key=lambda variant: rounds(variant, tokens, rows, sms) * variant.ns_per_unit)
 
 
-def _rounds(variant: Variant, tokens: int, rows: int, sms: int) -> float:
+def rounds(variant: Variant, tokens: int, rows: int, sms: int) -> float:
     """Return rounds of CTAs; a last one that leaves some of an SM's places empty takes less than a whole one."""
     ctas, held = variant.ctas(tokens, rows), sms * variant.ctas_per_sm
     whole, rest = divmod(ctas, held)
