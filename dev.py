@@ -54,6 +54,8 @@ SMOLLM2 = Model(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+AUDIT = "pip-audit==2.10.1"
+
 CUDA12 = ("nvidia-cuda-nvrtc-cu12==12.8.93", "nvidia-cuda-runtime-cu12==12.8.90")
 
 
@@ -377,6 +379,18 @@ def tables(options: argparse.Namespace) -> int:
     return python("-m", "benchmarks.tables")
 
 
+def audit(options: argparse.Namespace) -> int:
+    """Ask the OSV database whether a pinned version has a known vulnerability (needs the network)."""
+    install("dev")
+    folder = VENV / "audit"  # an environment of its own: its requirements are not ours
+    if python("-m", "venv", folder):
+        return 1
+    pip("--python", folder, "install", AUDIT)
+    tool, pins = folder / "bin" / "pip-audit", ROOT / "constraints.txt"
+    command = [tool, "--requirement", pins, "--no-deps", "--disable-pip", "--vulnerability-service", "osv"]
+    return subprocess.call(command, cwd=ROOT, env=environment())
+
+
 def clean(options: argparse.Namespace) -> int:
     """Remove .venv (with the demo model), caches and build output."""
     for name in (".venv", "build", "dist", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"):
@@ -394,6 +408,7 @@ COMMANDS = {
     "fix": fix,
     "faults": faults,
     "tables": tables,
+    "audit": audit,
     "clean": clean,
 }
 
