@@ -387,7 +387,15 @@ def audit(options: argparse.Namespace) -> int:
         return 1
     pip("--python", folder, "install", AUDIT)
     tool, pins = folder / "bin" / "pip-audit", ROOT / "constraints.txt"
-    command = [tool, "--requirement", pins, "--no-deps", "--disable-pip", "--vulnerability-service", "osv"]
+    command: list[str | Path] = [
+        tool,
+        "--requirement",
+        pins,
+        "--no-deps",
+        "--disable-pip",
+        "--vulnerability-service",
+        "osv",
+    ]
     return subprocess.call(command, cwd=ROOT, env=environment())
 
 
