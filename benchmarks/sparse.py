@@ -1,0 +1,156 @@
+"""The sparse feed-forward beside the dense one, eager and compiled, alone and inside whole models.
+
+    python benchmarks/sparse.py                               all of it on one GPU: writes results/sparse.json
+    python benchmarks/sparse.py --real real.pt                with the layer that train_sparse.py kept
+    python benchmarks/sparse.py --cpu --out /tmp/x.json       the same code on the CPU, tiny: shows that it runs
+
+Rows by `kind`: batched (16,384 tokens through one feed-forward), decode (1 and 8 tokens, in a CUDA graph), model (64 x
+2,048 tokens through the body of the published 0.5 B and 2 B shapes). `us` is ours, `dense_us` the faster of eager and
+torch.compile (eager alone for whole models), interleaved in one process. `relative_error` is against float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.energy import energy_counter
+from benchmarks.sparse_layer import Layer, dense
+from benchmarks.sparse_models import model_rows
+from benchmarks.sparse_patterns import Pattern, iid, skew
+from benchmarks.sparse_timing import CPU, GPU, Scale, error, finish, interleaved, per_token
+from onekernel.measure.results import write_results
+from onekernel.ops.sparse_module import SparseFFN
+from onekernel.weights.neuron_rows import DownProjection
+
+
+def settle(ffn: SparseFFN, x: torch.Tensor, device: str) -> None:
+    """Let it measure, choose, put its neurons in order and see whether tiles overflow."""
+    for _ in range(4):
+        ffn(x)
+        finish(device)
+
+
+def compare(scale: Scale, layer: Layer, counter: Callable[[], float] | None, compiled: Any) -> dict[str, Any]:
+    """Return what all rows of single feed-forwards have: times, error, route and energy."""
+    ffn = SparseFFN(layer.gate.clone(), layer.up.clone(), DownProjection.from_linear(layer.down))
+    settle(ffn, layer.x, scale.device)
+    seen = ffn.measured
+    if seen is None:
+        raise SystemExit("the first call's counts did not arrive")
+    weights = (layer.gate, layer.up, layer.down)
+    calls: dict[str, Callable[[], object]] = {
+        "ours": lambda: ffn(layer.x),
+        "eager": lambda: dense(layer.x, *weights),
+        "compiled": lambda: compiled(layer.x, *weights),
+    }
+    if len(layer.x) <= 64 and scale.device.startswith("cuda"):
+        calls = {name: graphed(call) for name, call in calls.items()}
+    us = interleaved(calls, scale.repeats, scale.device)
+    best = min(("eager", "compiled"), key=lambda name: us[name]["median"])
+    return {
+        "hidden_size": layer.x.shape[1],
+        "intermediate_size": len(layer.gate),
+        "tokens": len(layer.x),
+        "nonzero_fraction": seen.nonzero_fraction,
+        "fullest_row": seen.fullest_row,
+        "us": us["ours"],
+        "dense_us": us[best],
+        "dense": best,
+        "speedup": us[best]["median"] / us["ours"]["median"],
+        "relative_error": error(ffn(layer.x), layer.float32()),
+        "dense_relative_error": error(dense(layer.x, *weights), layer.float32()),
+        "route": seen.route.name,
+        "hot_neurons": seen.route.hot,
+        "overflowed_rows": seen.overflowed_rows,
+        "mj_per_token": per_token(scale, counter, calls["ours"], us["ours"]["median"], len(layer.x)),
+        "dense_mj_per_token": per_token(scale, counter, calls[best], us[best]["median"], len(layer.x)),
+    }
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """Return the call as a CUDA graph: for few tokens the host's time would be all that is measured."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph.replay
+
+
+def patterns(scale: Scale, tokens: int, inner: int) -> Iterator[Pattern]:
+    for fraction in scale.fractions:
+        yield skew(fraction, 0, tokens, inner)
+        yield iid(fraction, tokens, inner)
+
+
+def layer_rows(scale: Scale, real: Path | None, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
+    compiled = torch.compile(dense) if scale.device.startswith("cuda") else dense
+    for inner in scale.inners:
+        for pattern in patterns(scale, scale.tokens, inner):
+            layer = Layer.of(pattern, scale.hidden, scale.device)
+            yield {"kind": "batched", "pattern": pattern.name, **compare(scale, layer, counter, compiled)}
+    if real is not None:
+        layer = Layer.saved(real, scale.device)
+        yield {"kind": "batched", "pattern": "real", **compare(scale, layer, counter, compiled)}
+    for tokens in scale.decode_tokens:
+        for pattern in (skew(0.01, 0, tokens, scale.inners[0]), iid(0.1, tokens, scale.inners[0])):
+            layer = Layer.of(pattern, scale.hidden, scale.device)
+            yield {"kind": "decode", "pattern": pattern.name, **compare(scale, layer, counter, torch.compile(dense))}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU, tiny")
+    parser.add_argument("--kinds", default="layers,model", help="what to run: layers, model, or both")
+    parser.add_argument("--real", type=Path, help="what train_sparse.py wrote")
+    parser.add_argument("--repeats", type=int, help="timed calls of each kind")
+    parser.add_argument("--commit", help="what to record as the commit")
+    parser.add_argument("--out", type=Path, default=Path("results/sparse.json"))
+    options = parser.parse_args(arguments)
+    kinds = set(options.kinds.split(","))
+    if unknown := kinds - {"layers", "model"}:
+        parser.error(f"--kinds has {', '.join(sorted(unknown))}; it takes layers and model, with a comma between them")
+    scale = CPU if options.cpu else GPU
+    scale = replace(scale, repeats=options.repeats or scale.repeats)
+    about: dict[str, Any] = {"device": "CPU", "driver": "none"}
+    counter = None
+    if not options.cpu:
+        from onekernel.device.facts import facts
+
+        found = facts(scale.device)
+        about = {"device": found.name, "driver": found.driver_version}
+        counter = energy_counter(f"GPU-{torch.cuda.get_device_properties(scale.device).uuid}")
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        if "layers" in kinds:
+            for row in layer_rows(scale, options.real, counter):
+                rows.append(row)
+                print(line(row), flush=True)
+    if "model" in kinds:
+        for row in model_rows(scale, counter):
+            rows.append(row)
+            print(line(row), flush=True)
+    write_results(options.out, rows, commit=options.commit, **about)
+    return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row for people."""
+    return (
+        f"{row['kind']} {row['pattern']} {row['intermediate_size']} {100 * row['nonzero_fraction']:.2f} %: "
+        f"{row['us']['median']:.0f} us by {row['route']}, dense {row['dense_us']['median']:.0f} us ({row['dense']}), "
+        f"{row['speedup']:.2f}x, error {row['relative_error']:.4f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
