@@ -30,8 +30,8 @@ MAX_INNER = (1 << 16) - INNER_MULTIPLE
 SHARED_BYTES = 227 * 1024
 """What a CTA may have on Hopper."""
 
-PARTIAL_BYTES = 320 << 20
-"""Most bytes of partial sums at a time; more tokens are done in turns."""
+PARTIAL_BYTES = 1 << 30
+"""Most bytes of partial sums at a time; more tokens are done in turns, each of which loads the weights anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class SparseShape:
     up_warps: int = 16
     down_warps: int = 32
     pack_warps: int = 8
-    gather_warps: int = 8
+    gather_warps: int = 16
 
     @property
     def _square(self) -> int:

@@ -18,6 +18,9 @@ HOT_MULTIPLE = 64
 CAPACITY = 64
 """Words of a tile where nothing was measured."""
 
+MOST_CAPACITY = 256
+"""Wider tiles would take more memory for partial sums than the rescue of a few rows costs time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -84,7 +87,6 @@ def choose(stats: TwellStatistics, tokens: int, hidden: int, shape: SparseShape,
     """
     inner, scale = stats.columns, tokens / max(stats.rows, 1)
     nonzeros = stats.nonzeros * scale
-    capacity = stats.capacity()
     found = [(costs.dense(tokens, hidden, inner), Route("dense"))]
     found.append((costs.gather(tokens, hidden, nonzeros), Route("gather")))
     counts = stats.neuron_counts.cpu().sort(descending=True)[0].float()
@@ -92,9 +94,11 @@ def choose(stats: TwellStatistics, tokens: int, hidden: int, shape: SparseShape,
     believed = (counts - 2 * counts.sqrt()).clamp(min=0)
     in_hot = (torch.cat([torch.zeros(1), believed.cumsum(0)]) * scale).tolist()
     for hot in range(0, inner - INNER_MULTIPLE + 1, HOT_MULTIPLE):
-        if not _fits(shape, hidden, inner, hot, capacity):
+        if not _fits(shape, hidden, inner, hot):
             continue
-        time = costs.sliced(tokens, hidden, inner - hot, nonzeros - in_hot[hot])
+        cold = nonzeros - in_hot[hot]
+        capacity = _capacity(stats, cold / max(nonzeros, 1))
+        time = costs.sliced(tokens, hidden, inner - hot, cold)
         time += costs.dense(tokens, hidden, hot) if hot else 0.0
         found.append((time, Route("hot_cold" if hot else "sliced", hot, capacity)))
     return min(found, key=lambda pair: pair[0])[1]
@@ -108,13 +112,24 @@ def hot_first(stats: TwellStatistics, hot: int, tiles: int) -> torch.Tensor:
 
 
 def wider(route: Route, overflowed: int, rows: int) -> Route:
-    """Return the route with room for twice as much if more than one row in 256 overflowed."""
-    return replace(route, capacity=2 * route.capacity) if overflowed * 256 > rows else route
+    """Return the route with room for twice as much if more than one row in 4,096 overflowed: rescues take long."""
+    if overflowed * 4096 <= rows or route.capacity >= MOST_CAPACITY:
+        return route
+    return replace(route, capacity=min(2 * route.capacity, MOST_CAPACITY))
 
 
-def _fits(shape: SparseShape, hidden: int, inner: int, hot: int, capacity: int) -> bool:
+def _capacity(stats: TwellStatistics, cold_share: float) -> int:
+    """Return words for the fullest tile that was seen and a quarter more, or where that is much, for most rows.
+
+    `cold_share` of the nonzeros are packed; half more than that is taken for their share of the fullest tile.
+    """
+    seen = min(stats.capacity(overflow_rows=0.0) * 5 // 4, max(stats.capacity(overflow_rows=1 / 16), MOST_CAPACITY))
+    return max(int(seen * min(1.5 * cold_share, 1.0)) // 4 * 4, 8)
+
+
+def _fits(shape: SparseShape, hidden: int, inner: int, hot: int) -> bool:
     try:
-        Slices.plan(shape, hidden, inner, first=hot, capacity=capacity, shared_bytes=SHARED_BYTES)
+        Slices.plan(shape, hidden, inner, first=hot, shared_bytes=SHARED_BYTES)
     except ConfigError:
         return False
     return True

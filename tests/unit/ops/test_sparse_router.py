@@ -8,7 +8,7 @@ import torch
 from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_ffn import GATHERED, OVERFLOWED, PACKED, SLICED, SparseShape
 from onekernel.ops.mailbox import Mailbox
-from onekernel.ops.sparse_route import Costs, Route, choose, hot_first, wider
+from onekernel.ops.sparse_route import MOST_CAPACITY, Costs, Route, choose, hot_first, wider
 from onekernel.ops.sparse_router import MEASURE_EVERY, Router
 from onekernel.weights.twell import TwellStatistics
 
@@ -16,6 +16,8 @@ SHAPE = SparseShape()
 HIDDEN, INNER = 2048, 5632
 CPU = torch.device("cpu")
 TOKENS = 16384
+ONLY_SLICED = Costs(flop_per_us=1.0, gathered_bytes_per_us=1.0)
+"""Of a GPU on which any dense product is slower."""
 
 
 def even(fraction: float, rows: int = 64) -> TwellStatistics:
@@ -80,8 +82,20 @@ def test_a_route_that_contradicts_itself_is_refused() -> None:
 
 def test_tiles_that_overflow_get_wider() -> None:
     route = Route("sliced", capacity=8)
-    assert wider(route, 4, 1024) == route
-    assert wider(route, 5, 1024) == Route("sliced", capacity=16)
+    assert wider(route, 1, 4096) == route
+    assert wider(route, 2, 4096) == Route("sliced", capacity=16)
+    assert wider(Route("sliced", capacity=200), 2, 4096).capacity == MOST_CAPACITY
+    assert wider(Route("sliced", capacity=1000), 2, 4096).capacity == 1000
+
+
+def test_tiles_have_room_for_what_was_seen_and_a_quarter_more() -> None:
+    active = torch.zeros(64, INNER, dtype=torch.bool)
+    active[:, :20] = True
+    active[0, 100:140] = True
+    stats = TwellStatistics.of(active, 1408)
+    assert choose(stats, TOKENS, HIDDEN, SHAPE, ONLY_SLICED).capacity == 60 * 5 // 4 // 4 * 4
+    active[0, 100:1000] = True
+    assert choose(TwellStatistics.of(active, 1408), TOKENS, HIDDEN, SHAPE, ONLY_SLICED).capacity == MOST_CAPACITY
 
 
 def call(router: Router, tokens: int, fraction: float, frozen: bool = False) -> Route:

@@ -37,7 +37,7 @@ __device__ u32 collect(const uint4* gate, u32 column, u32 width, u32* list, u32*
   return total;
 }
 
-extern "C" __global__ void __launch_bounds__(GATHER_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(GATHER_WARPS * 32, 1)
     sparse_gather(const uint4* x,         // (tokens, hidden) bf16
                   const uint4* gate,      // (tokens, width) bf16: the gate's activations before ReLU
                   const uint4* up,        // (inner, hidden) bf16
@@ -70,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(GATHER_WARPS * 32)
         if constexpr (GATHER_GATED) {
           const uint4* from = up + static_cast<u64>(word_column(word)) * vectors;
           float sum = 0.0f;
+#pragma unroll 8
           for (u32 i = lane_index(); i < vectors; i += WARP) sum += dot(row[i], from[i]);
 #pragma unroll
           for (u32 distance = WARP / 2; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);
@@ -82,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(GATHER_WARPS * 32)
         float sum[8];
 #pragma unroll
         for (u32 k = 0; k < 8; k++) sum[k] = sums[i * 8 + k];
+#pragma unroll 8  // rows on their way at once: a heavy token is one CTA's work, and nothing else hides their latency
         for (u32 entry = 0; entry < active; entry++) {
           const uint4 v = down[static_cast<u64>(word_column(list[entry])) * vectors + i];
 #pragma unroll
