@@ -14,9 +14,6 @@
 #include "phases/out/kernel.cuh"
 #include "phases/qkv/kernel.cuh"
 
-// With short phases fewer bytes on their way: more would delay the values that everybody waits for.
-constexpr u32 LONG_PHASE = 40;
-
 __device__ __forceinline__ bool is_product(u32 kind) {
   return kind == static_cast<u32>(Kind::QKV) || kind == static_cast<u32>(Kind::OUT) || kind == static_cast<u32>(Kind::GATE_UP) ||
          kind == static_cast<u32>(Kind::DOWN) || kind == static_cast<u32>(Kind::HEAD);
@@ -61,7 +58,8 @@ struct Loader {
   __device__ __forceinline__ bool product(const Task& task) {
     const u8* source = launch.weights + task.weights;
     const u64 bytes = static_cast<u64>(task.count) * task.k_units * UNIT_BYTES;
-    producer.window = bytes > LONG_PHASE * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
+    // In short phases fewer bytes on their way: more would delay the values that everybody waits for.
+    producer.window = bytes > launch.long_phase * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
     for (u64 done = 0; done < bytes; done += STAGE_BYTES)
       if (!fill(source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
     return true;
@@ -157,11 +155,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
                const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
                u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
-               u32 short_window, u32 long_window, u64* trace, u32 trace_room, u32 trace_token, u32* abort, u64* records,
+               u32 short_window, u32 long_window, u32 long_phase, u64* trace, u32 trace_room, u32 trace_token, u32* abort, u64* records,
                u32 max_turns) {
   const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
                       positions, stop_ids,   stop_count, limit, slots,      cancel,   logit_stride == 0 ? nullptr : logits,
-                      logit_stride, stop_after, short_window, long_window, {trace, trace_room, trace_token}};
+                      logit_stride, stop_after, short_window, long_window, long_phase, {trace, trace_room, trace_token}};
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);

@@ -83,6 +83,7 @@ class MegakernelShape:
                 Scalar("stop_after", "u32"),
                 Scalar("short_window", "u32"),
                 Scalar("long_window", "u32"),
+                Scalar("long_phase", "u32"),
                 Pointer("trace", "int64", ("ctas", 2, "trace_room")),
                 Scalar("trace_room", "u32"),
                 Scalar("trace_token", "u32"),

@@ -42,7 +42,8 @@ struct Launch {
   float* logits;            // (SEQUENCES, logit_stride) of the last token made, or null
   u32 logit_stride;
   u32 stop_after;           // phase after which all CTAs leave, or NO_PHASE
-  u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, LONG_PHASE stages
+  u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, long_phase stages
+  u32 long_phase;
   TraceBuffer trace;              // used only where TRACED
 };
 
