@@ -85,11 +85,6 @@ class TernaryCheckpoint:
             raise ModelError(f"{self.settings.source}: config.json states an int8 head, and there is none in the files")
 
     @property
-    def stored(self) -> Checkpoint:
-        """The files as they are."""
-        return self._stored
-
-    @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor but the scales, with the shape of the matrix that it stands for."""
         return self._tensors
@@ -100,9 +95,9 @@ class TernaryCheckpoint:
             return self._ternary.head == "ternary"
         return name.endswith(tuple(f".{part}.weight" for part in PROJECTIONS))
 
-    def stored_name(self, name: str) -> str:
-        """Return the name in the files."""
-        return self._names[name]
+    def is_packed(self, name: str) -> bool:
+        """Whether a tensor is packed as Hugging Face packs, with scales of the config's convention."""
+        return self._stored_type(name) == _PACKED
 
     def read(self, name: str) -> torch.Tensor:
         """Return a dense tensor on the CPU."""
