@@ -68,7 +68,7 @@ def tune(scale: Scale) -> None:
             for form in FORMS:
                 times: list[tuple[str, Any, Any]] = []
                 kernels = SparseKernels(form, lambda spec, kept=times: Stopwatch(load_kernel(spec), kept), sms)
-                slices = Slices.plan(form, scale.hidden, inner, capacity=64)
+                slices = Slices.plan(form, scale.hidden, inner, capacity=128)
                 for _ in range(scale.repeats):
                     kernels.sliced(layer.x, values, layer.up, rows, slices, totals, out, accumulate=False)
                 finish(scale.device)

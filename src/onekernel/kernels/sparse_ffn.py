@@ -197,11 +197,14 @@ class SparseKernels:
     """The kernels of one kind of feed-forward on one device, each loaded when it is first needed.
 
     `load` makes a kernel of a spec (`device.cuda_kernel.load_kernel`, or the shim's class); `sms` is how many CTAs run
-    at once. Launches go to the current stream and nothing here waits.
+    at once, `shared_bytes` what each may have. Launches go to the current stream and nothing here waits.
     """
 
-    def __init__(self, shape: SparseShape, load: Callable[[KernelSpec], Kernel], sms: int) -> None:
+    def __init__(
+        self, shape: SparseShape, load: Callable[[KernelSpec], Kernel], sms: int, shared_bytes: int = SHARED_BYTES
+    ) -> None:
         self.shape = shape
+        self.shared_bytes = shared_bytes
         self._load = load
         self._sms = sms
         self._loaded: dict[tuple[str, int], Kernel] = {}
