@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -80,7 +80,7 @@ class _Answering:
             }
         )
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Run) -> AsyncGenerator[bytes]:
         """Yield events: beginning, pieces and end of each choice, the usage if it was asked for, [DONE]."""
         head: dict[str, Any] = {**self._head, "object": self._form.chunk_object}
         usage_member = {"usage": None} if self._with_usage else {}
