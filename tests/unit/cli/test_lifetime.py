@@ -29,12 +29,15 @@ CONFIG = {
 }
 
 PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
-child.stdout.read(40)
+import pathlib, subprocess, sys, time
+answer = pathlib.Path(sys.argv[1])
+child = subprocess.Popen(sys.argv[2:], stdout=answer.open("wb"))
+while answer.stat().st_size < 40:
+    time.sleep(0.05)
 print(child.pid, flush=True)
 time.sleep(600)
 """
+"""The answer goes to a file: no broken pipe ends the child."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,10 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def running(endless: list[str]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def running(endless: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Two commands in the middle of an answer and one whose parent can be killed; all at once, to save time."""
-    commands = {"SIGTERM": endless, "SIGINT": endless, "parent": [sys.executable, "-c", PARENT, *endless]}
+    answer = str(tmp_path_factory.mktemp("answer") / "text")
+    commands = {"SIGTERM": endless, "SIGINT": endless, "parent": [sys.executable, "-c", PARENT, answer, *endless]}
     processes = {
         name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for name, command in commands.items()
