@@ -17,6 +17,7 @@ from onekernel.weights.layout import expected_tensors
 from onekernel.weights.ternary import hf_packed, oracle
 from onekernel.weights.ternary.absmean import quantise
 from onekernel.weights.ternary.fused import by_group
+from onekernel.weights.ternary.int8_rows import quantise_rows
 from onekernel.weights.ternary.matrix import TernaryMatrix
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -62,7 +63,7 @@ class TernaryCheckpoint:
     def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
         """Raises ModelError if packed weights lack their scales, or nothing says what the scales mean."""
         self.settings: CheckpointSettings = stored.settings
-        self._stored = stored
+        self._stored, self._tied = stored, config.tie_word_embeddings
         self._ternary = config.ternary or Ternary()
         self._names = {_canonical(name): name for name in stored.tensors}
         expected = expected_tensors(config)
@@ -80,9 +81,6 @@ class TernaryCheckpoint:
                 "says whether to multiply by weight_scale or to divide; fetch config.json again"
             )
         self.convention = scale_convention(self.settings.config) if packed else "multiply"
-        head = self._tensors.get(HEAD)
-        if self._ternary.head == "int8" and (head is None or self._stored_type(HEAD) != _INT8):
-            raise ModelError(f"{self.settings.source}: config.json states an int8 head, and there is none in the files")
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -132,9 +130,14 @@ class TernaryCheckpoint:
         return codes / scales.item() if self.convention == "divide" else codes * scales.item()
 
     def int8_head(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the int8 head: values (vocab_size, hidden_size) int8 and a scale for each row, float32."""
-        scales = self._stored.read(self._names[self._scale_name(HEAD)])
-        return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+        """Return the head as int8: values (vocab_size, hidden_size) and a scale for each row, float32.
+
+        Where the files have a dense one, or the embedding for it, that is quantised on `device`.
+        """
+        if HEAD in self._names and self._stored_type(HEAD) == _INT8:
+            scales = self._stored.read(self._names[self._scale_name(HEAD)])
+            return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+        return quantise_rows(self.read(EMBEDDING if self._tied else HEAD).to(device))
 
     def close(self) -> None:
         """Close the files."""
