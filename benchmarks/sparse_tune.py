@@ -42,13 +42,12 @@ class Stopwatch:
 
 FORMS: tuple[SparseShape, ...] = (
     SparseShape(),
-    SparseShape(up_columns=128),
-    SparseShape(up_warps=8),
-    SparseShape(up_warps=24),
+    SparseShape(up_columns=128, up_warps=16),
+    SparseShape(up_warps=16),
+    SparseShape(up_warps=32),
     SparseShape(down_warps=16),
     SparseShape(down_warps=24),
     SparseShape(pack_warps=4),
-    SparseShape(pack_warps=16),
 )
 
 

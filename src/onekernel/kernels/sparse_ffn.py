@@ -41,7 +41,7 @@ class SparseShape:
     gated: bool = True
     activation: Activation = "relu"
     up_columns: int = 64
-    up_warps: int = 16
+    up_warps: int = 24
     down_warps: int = 32
     pack_warps: int = 8
     gather_warps: int = 16
@@ -340,7 +340,7 @@ class SparseKernels:
             ctas,
             warps * 32,
             [x, gate, up, down, overflowed, out, totals, tokens, hidden, gate.shape[1], first, int(every)],
-            shared_bytes=hidden * 6 + warps * 32 * 8 * 8 + warps * 4,
+            shared_bytes=hidden * 6 + warps * 32 * 8 * 8 + warps * 8,
         )
 
     def _parts(self, ctas: int, tokens: int, warps: int) -> int:
