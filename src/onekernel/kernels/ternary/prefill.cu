@@ -173,6 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
     sums.share(offsets);
     __syncthreads();
   }
+  const u32 first_row = (in.first_strip + sums.row_warp * STRIPS) * STRIP_ROWS + lane_index() / 4;
+  float scale[STRIPS * 2];  // of rows first_row + 8 * i
+#pragma unroll
+  for (u32 i = 0; i < STRIPS * 2; i++) scale[i] = GROUP == 0 && first_row + i * 8 < rows ? scales[first_row + i * 8] : 1.0f;
 #pragma unroll
   for (u32 tile = 0; tile < TILES; tile++)
 #pragma unroll
@@ -182,16 +186,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
       i32 offset = 0;
       if (GROUP == 0) offset = offsets[in_cta] + (SHARERS == 2 ? offsets[PREFILL_TOKENS + in_cta] : 0);
       const float token_inverse = inverse[token];
+      float factor = factor_of(scale[0], token_inverse);
 #pragma unroll
-      for (u32 strip = 0; strip < STRIPS; strip++)
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-          const u32 row = (in.first_strip + sums.row_warp * STRIPS + strip) * STRIP_ROWS + lane_index() / 4 + half * 8;
-          if (row >= rows) continue;
-          const float scale = GROUP == 0 ? scales[row] : 1.0f;
-          Sum sum;
-          sums.result(sum, strip, tile, half * 2 + pair, offset);
-          store_result(out, static_cast<u64>(token) * rows + row, scaled(sum, factor_of(scale, token_inverse)));
-        }
+      for (u32 i = 0; i < STRIPS * 2; i++) {
+        // Rows of one projection have one scale, so a division serves most of them.
+        if (i > 0 && scale[i] != scale[i - 1]) factor = factor_of(scale[i], token_inverse);
+        if (first_row + i * 8 >= rows) continue;
+        Sum sum;
+        sums.result(sum, i / 2, tile, i % 2 * 2 + pair, offset);
+        store_result(out, static_cast<u64>(token) * rows + first_row + i * 8, scaled(sum, factor));
+      }
     }
 }
