@@ -11,6 +11,7 @@ from benchmarks.prefill import fit_rows, main
 from onekernel.kernels.prefill.variants import VARIANTS
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host_compiler")
 def test_every_kind_of_row_is_written(tmp_path: Path) -> None:
     out = tmp_path / "prefill.json"
