@@ -189,7 +189,6 @@ class Slices:
         most = shared_bytes // (2 * shape.up_columns) // INNER_MULTIPLE * INNER_MULTIPLE if shape.gated else rows
         tiles = -(-rows // most)
         tile_columns = -(-rows // tiles // INNER_MULTIPLE) * INNER_MULTIPLE
-        tile_columns += INNER_MULTIPLE if tile_columns * tiles < rows else 0
         return cls(first, tile_columns, tiles, min(capacity + capacity % 2, tile_columns), fitting[0])
 
 

@@ -13,7 +13,7 @@ from onekernel.ops.sparse_route import H200, Costs, Route, choose, hot_first, wi
 from onekernel.weights.twell import TILE_COLUMNS, TwellStatistics
 
 MEASURE_EVERY = 256
-"""Dense calls from one measurement to the next: it reads the gate's values once more."""
+"""Calls without packing from one measurement to the next: it reads the gate's values once more."""
 
 DRIFT = 2.0
 """How many times the expected nonzeros (and one more per token) may come before a way is reconsidered."""
@@ -84,7 +84,8 @@ class Router:
     def measurement(self, device: torch.device) -> torch.Tensor | None:
         """Return the vector that the next call is to fill with what it finds, or None if it need not look."""
         self._calls_since += 1
-        if self._calls_since <= MEASURE_EVERY or not (self._forced or self._last.name == "dense"):
+        counted = self._last.name in ("sliced", "hot_cold") and self._forced is None  # by the kernels, in `totals`
+        if counted or self._calls_since <= MEASURE_EVERY:
             return None
         self._calls_since = 0
         length = TwellStatistics.numbers(self._inner, self.tile_columns)
