@@ -257,6 +257,7 @@ def test_sigint_ends_requests_that_do_not_end_themselves() -> None:
         assert '"code":"stopped"' in lines[-2] and lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 @pytest.mark.complaint("E1", file="server/process.py", old="        return 1 if failed else 0", new="        return 0")
 def test_after_a_lost_device_the_process_ends_with_1() -> None:
     with process("failing") as (child, address):
