@@ -228,10 +228,10 @@ def shared_bytes(device: torch.device) -> int:
 @cache
 def _kernels(index: int, shape: SparseShape) -> SparseKernels:
     """Return the kernels of one GPU, compiled for it when they are first used."""
-    from onekernel.device.cuda_kernel import load_kernel  # late: needs a driver
+    from onekernel.device.cuda_kernel import load_operator  # late: needs a driver
 
     found = _facts(index)
-    load = partial(load_kernel, device=f"cuda:{index}")
+    load = partial(load_operator, device=f"cuda:{index}")
     return SparseKernels(shape, load, found.sm_count, found.shared_bytes_per_block)
 
 
