@@ -57,7 +57,7 @@ class TernaryBlocks(Protocol):
 class TernaryCheckpoint:
     """The `Checkpoint` of a ternary model: packed projections have the shape that they stand for, scales are hidden.
 
-    Sub-norms have transformers' BitNet names. `read` returns what is dense, `ternary` and `int8` the rest.
+    Sub-norms have transformers' BitNet names. `read` returns what is dense, `ternary` and `int8_head` the rest.
     """
 
     def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
@@ -65,14 +65,15 @@ class TernaryCheckpoint:
         self.settings: CheckpointSettings = stored.settings
         self._stored, self._tied = stored, config.tie_word_embeddings
         self._ternary = config.ternary or Ternary()
-        self._names = {_canonical(name): name for name in stored.tensors}
-        expected = expected_tensors(config)
+        found, expected = stored.tensors, expected_tensors(config)
+        self._names = {_canonical(name): name for name in found}
+        self._types = {name: found[own].stored_type for name, own in self._names.items()}
         self._tensors = {
-            name: self._logical(name, stored.tensors[own], expected)
+            name: self._logical(name, found[own], expected)
             for name, own in self._names.items()
             if not name.endswith(SCALE)
         }
-        packed = [name for name in self._tensors if self._stored_type(name) == _PACKED]
+        packed = [name for name in self._tensors if self._types[name] == _PACKED]
         if any(self._scale_name(name) not in self._names for name in packed):
             raise ModelError(f"{self.settings.source} has packed ternary weights without weight_scale: fetch it again")
         if packed and "quantization_config" not in self.settings.config:
@@ -95,7 +96,7 @@ class TernaryCheckpoint:
 
     def is_packed(self, name: str) -> bool:
         """Whether a tensor is packed as Hugging Face packs, with scales of the config's convention."""
-        return self._stored_type(name) == _PACKED
+        return self._types[name] == _PACKED
 
     def read(self, name: str) -> torch.Tensor:
         """Return a dense tensor on the CPU."""
@@ -118,23 +119,22 @@ class TernaryCheckpoint:
 
     def oracle_rows(self, name: str, rows: Sequence[int]) -> oracle.Rows:
         """Return rows of a projection, (len(rows), K) float64, by its format's definition; see `oracle`."""
-        own, kind = self._names[name], self._stored_type(name)
+        own, kind = self._names[name], self._types[name]
         if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
             return self._stored.oracle_rows(own, rows)
         if kind in _FLOATS:
             return oracle.master_rows(self._stored.read(own), rows, self._ternary.group)
         scales: oracle.Rows = self._stored.read(self._names[self._scale_name(name)]).to(torch.float64).numpy()
-        codes = oracle.hf_packed_rows(self._bytes(name), rows, self._tensors[name].shape[0], 1.0)
-        if scales.size > 1:
-            return codes * scales[list(rows)].repeat(codes.shape[1] // scales.shape[1], axis=1)
-        return codes / scales.item() if self.convention == "divide" else codes * scales.item()
+        codes = oracle.hf_packed_rows(self._bytes(name), rows, self._tensors[name].shape[0])
+        scales = scales[list(rows)].repeat(codes.shape[1] // scales.shape[1], axis=1) if scales.size > 1 else scales
+        return codes / scales if self.convention == "divide" else codes * scales
 
     def int8_head(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the head as int8: values (vocab_size, hidden_size) and a scale for each row, float32.
 
         Where the files have a dense one, or the embedding for it, that is quantised on `device`.
         """
-        if HEAD in self._names and self._stored_type(HEAD) == _INT8:
+        if self._types.get(HEAD) == _INT8:
             scales = self._stored.read(self._names[self._scale_name(HEAD)])
             return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
         return quantise_rows(self.read(EMBEDDING if self._tied else HEAD).to(device))
@@ -144,7 +144,7 @@ class TernaryCheckpoint:
         self._stored.close()
 
     def _matrix(self, name: str, device: str) -> TernaryMatrix:
-        own, kind = self._names[name], self._stored_type(name)
+        own, kind = self._names[name], self._types[name]
         if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
             found = self._stored.ternary(own)
             return replace(found, codes=found.codes.to(device), scales=found.scales.to(device))
@@ -172,9 +172,6 @@ class TernaryCheckpoint:
         if not isinstance(self._stored, PackedBytes):
             raise ModelError(f"{self.settings.source} cannot hold packed bytes, but {name} is stored as such")
         return self._stored.read_bytes(self._names[name])
-
-    def _stored_type(self, name: str) -> str:
-        return self._stored.tensors[self._names[name]].stored_type
 
     def _scale_name(self, name: str) -> str:
         return name.removesuffix(".weight") + SCALE
