@@ -64,8 +64,8 @@ def test_the_packed_model_computes_what_was_trained(tmp_path: Path) -> None:
     with torch.no_grad():
         want = student(torch.tensor([ids]))[0]
     got = logits(load(tmp_path / "out"), ids, (40,))
-    assert (got - want).norm() < 3e-2 * want.norm()
-    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.9
+    assert (got - want).norm() < 6e-2 * want.norm()
+    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.8
 
 
 def test_gradients_go_straight_through_both_quantisers() -> None:

