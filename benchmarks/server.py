@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -239,6 +240,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure every kind with every number of clients and write the results file."""
     args = parse()
+    load = os.getloadavg()[0]
     rows = []
     for engine, kind, model in engines(args):
         for clients in args.clients:
@@ -252,7 +254,8 @@ def main() -> None:
         import torch
 
         device = torch.cuda.get_device_name(args.device)
-    write_results(args.out, rows, commit=args.commit, device=device)
+    # Many of these times are those of threads that wake each other: on a busy machine they say little.
+    write_results(args.out, rows, commit=args.commit, device=device, load_average=round(load, 2))
 
 
 if __name__ == "__main__":
