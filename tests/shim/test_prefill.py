@@ -134,7 +134,7 @@ def test_attention_under_sanitizers(shim, head_dim: int) -> None:
     ("old", "new"),
     [
         ("from + row * from_stride + column, row < rows", "from + row * from_stride + column, true"),
-        ("position > query + half * 8", "position > query + 8"),
+        ("> query + i / 2 * 8", "> query + 8"),
         ("    __syncthreads();  // all have left the page's place\n", ""),
         ("out[n][half * 2] *= shrink;", "out[n][half * 2] *= 1.0f;"),
     ],

@@ -7,6 +7,7 @@
 // Constants: PF_HEAD_DIM, a multiple of 4.
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
+#include "ptx/exponent.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
@@ -16,6 +17,7 @@ constexpr u32 PAGE_TOKENS = 64, N_TILES = PAGE_TOKENS / 8;
 constexpr u32 PADDED = (PF_HEAD_DIM + 15) / 16 * 16, K_TILES = PADDED / 16;
 constexpr u32 STRIDE = PADDED + 8;  // values of a row in shared memory: the 8 rows of a matrix lie in different banks
 constexpr u32 TILE = PAGE_TOKENS * STRIDE;
+constexpr u32 MINUS_INFINITY = 0xff800000;
 constexpr bool KEEP_QUERIES = PADDED <= 128;  // in registers; wider heads read them again for each page
 
 // Starts copying `rows` rows of PF_HEAD_DIM values, the others of the tile become zeros: zero weights times whatever
@@ -63,6 +65,16 @@ __device__ __forceinline__ void score(float (&s)[N_TILES][4], const u32 (&kept)[
       mma_bf16(s[n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
     }
   }
+}
+
+// Makes the scores of positions after the query's minus infinity; `query` is that of row lane / 4.
+__device__ __forceinline__ void hide_later(float (&s)[N_TILES][4], u32 first_position, u32 query) {
+#pragma unroll
+  for (u32 n = 0; n < N_TILES; n++)
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+      if (first_position + n * 8 + lane_index() % 4 * 2 + i % 2 > query + i / 2 * 8)
+        s[n][i] = __uint_as_float(MINUS_INFINITY);
 }
 
 // Adds the page's values, weighted with p.
@@ -121,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   float out[PADDED / 8][4] = {};
   u32 kept[K_TILES][4] = {};
-  float best[2] = {__uint_as_float(0xff800000), __uint_as_float(0xff800000)}, total[2] = {0, 0};
+  float best[2] = {__uint_as_float(MINUS_INFINITY), __uint_as_float(MINUS_INFINITY)}, total[2] = {0, 0};
 #pragma unroll 1
   for (u32 page = 0; page < page_count; page++) {
     if (page + 1 < page_count) copy_page(page + 1);
@@ -134,21 +146,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u16* keys = shared_pages + page % 2 * 2 * TILE;
     float s[N_TILES][4] = {};
     score(s, kept, shared_queries, keys);
+    if (page * PAGE_TOKENS + PAGE_TOKENS > start + first + warp_index() * 16) hide_later(s, page * PAGE_TOKENS, query);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {  // rows lane / 4 and lane / 4 + 8
       float most = best[half];
 #pragma unroll
       for (u32 n = 0; n < N_TILES; n++)
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-          const u32 position = page * PAGE_TOKENS + n * 8 + lane % 4 * 2 + i;
-          float& value = s[n][half * 2 + i];
-          if (position > query + half * 8) value = __uint_as_float(0xff800000);
-          most = max(most, value);
-        }
+        for (u32 i = 0; i < 2; i++) most = max(most, s[n][half * 2 + i]);
       most = max(most, shuffle_xor(most, 1));
       most = max(most, shuffle_xor(most, 2));
-      const float shrink = exp2f((best[half] - most) * scale);
+      // Exactly 1 if the page has nothing for this query, so that it leaves no trace.
+      const float shrink = exp2_approx((best[half] - most) * scale), shift = most * scale;
       best[half] = most;
       total[half] *= shrink;
 #pragma unroll
@@ -156,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
           float& value = s[n][half * 2 + i];
-          value = exp2f((value - most) * scale);
+          value = exp2_approx(value * scale - shift);
           total[half] += value;
         }
 #pragma unroll
