@@ -118,11 +118,12 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::CHOOSE) return task.count == 0 || choose_phase(m, task, stopped);
   if (kind == Kind::HEAD) start_bests(m);
   bool ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
-    if (kind == Kind::QKV) qkv_rows(m, task, rows);
-    if (kind == Kind::OUT) residual_rows(m, task, rows);
-    if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows);
-    if (kind == Kind::DOWN) down_rows(m, task, rows);
-    if (kind == Kind::HEAD) head_rows(m, task, rows);
+    if (kind == Kind::HEAD) return head_rows(m, task, rows);
+    for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) {
+      if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
+      if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
+      if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+    });
   });
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
