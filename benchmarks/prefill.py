@@ -8,8 +8,8 @@ Random weights, made on the device. Rows by `kind`:
 - product: one matrix in one variant, timed over all layers in turn, so that its weights come from memory.
 - fit: what a CTA of a variant needs for 64 columns of K, from the product rows: what kernels/prefill/variants.py calls
   `ns_per_unit`.
-- prefill: a whole prompt, by the chosen variants as they stand in variants.py ("packed"), as the fit would choose them
-  ("packed, fitted") and by PyTorch ("torch"): host time until the device is done, and until the first token is here.
+- prefill: a whole prompt, by PyTorch ("torch"), by the variants that variants.py chooses ("packed") and by those that
+  the fit would choose ("packed, fitted"): host time until the device is done, and until the first token is here.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def prefill_rows(
     rig: Rig, machine: dict[str, Any], sizes: list[int], fitted: tuple[Variant, ...], repeats: int
 ) -> Iterator[dict[str, Any]]:
     ways: dict[str, PackedPrefill | None] = {
+        "torch": None,
         "packed": rig.kernels(rig.variants),
         "packed, fitted": rig.kernels(fitted),
-        "torch": None,
     }
     model, pages = Model(rig.config, PackedWeights(rig.packed)), torch.arange(rig.cache.num_pages)
     matrices = sum(
@@ -223,6 +223,7 @@ def prefill_rows(
         for (kind, _), place in rig.packed.layout.matrices.items()
         if kind != "head"
     )
+    torch_ms = 0.0
     for tokens in sizes:
         ids = torch.randint(rig.config.vocab_size, (tokens + 1,)).tolist()
         attention = rig.config.num_hidden_layers * rig.config.q_size * tokens * tokens  # two products, half of each
@@ -239,11 +240,19 @@ def prefill_rows(
                         prefill.run(chunk, pages, start)
 
             ms = rig.ms(run, repeats)
-            row = {"kind": "prefill", "model": rig.name, "tokens": tokens, "variant": way, "prefill_ms": spread(ms)}
-            row["floor_ms"] = floor_ms(machine, machine["layer_bytes"], products)
-            row["tflops"] = 2 * products / statistics.median(ms) / 1e9
-            row["ttft_ms"] = first_token_ms(rig, prefill, ids, repeats)
-            yield row
+            if prefill is None:
+                torch_ms = statistics.median(ms)
+            yield {
+                "kind": "prefill",
+                "model": rig.name,
+                "tokens": tokens,
+                "variant": way,
+                "prefill_ms": spread(ms),
+                "torch_ms": torch_ms,
+                "floor_ms": floor_ms(machine, machine["layer_bytes"], products),
+                "tflops": 2 * products / statistics.median(ms) / 1e9,
+                "ttft_ms": first_token_ms(rig, prefill, ids, repeats),
+            }
 
 
 def first_token_ms(rig: Rig, prefill: PackedPrefill | None, ids: list[int], repeats: int) -> dict[str, float] | None:

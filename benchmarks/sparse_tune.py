@@ -42,13 +42,12 @@ class Stopwatch:
 
 FORMS: tuple[SparseShape, ...] = (
     SparseShape(),
-    SparseShape(up_columns=128),
-    SparseShape(up_warps=8),
-    SparseShape(up_warps=24),
+    SparseShape(up_columns=128, up_warps=16),
+    SparseShape(up_warps=16),
+    SparseShape(up_warps=32),
     SparseShape(down_warps=16),
     SparseShape(down_warps=24),
     SparseShape(pack_warps=4),
-    SparseShape(pack_warps=16),
 )
 
 
@@ -68,7 +67,7 @@ def tune(scale: Scale) -> None:
             for form in FORMS:
                 times: list[tuple[str, Any, Any]] = []
                 kernels = SparseKernels(form, lambda spec, kept=times: Stopwatch(load_kernel(spec), kept), sms)
-                slices = Slices.plan(form, scale.hidden, inner, capacity=64)
+                slices = Slices.plan(form, scale.hidden, inner, capacity=128)
                 for _ in range(scale.repeats):
                     kernels.sliced(layer.x, values, layer.up, rows, slices, totals, out, accumulate=False)
                 finish(scale.device)

@@ -42,7 +42,7 @@ class Recipe:
     mask_tokens: int = 4096
 
 
-GPU = Recipe(Sizes(layers=4, vocab=16384, context=1024), 2e-5, 64, 180.0, 100_000, 120_000_000)
+GPU = Recipe(Sizes(layers=4, vocab=16384, context=1024), 2e-5, 32, 180.0, 100_000, 120_000_000)
 TINY = Recipe(
     Sizes(layers=2, hidden=64, inner=96, heads=4, vocab=400, context=32), 2e-5, 4, 30.0, 3, 200_000, 2, 64, 32
 )

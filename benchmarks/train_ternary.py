@@ -91,14 +91,22 @@ class Shape:
 
 
 class TernaryLinear(nn.Linear):
-    """A linear layer that computes with quantised weights and activations and learns as if neither were."""
+    """A linear layer that computes with quantised weights and activations and learns as if neither were.
+
+    What is multiplied are whole numbers, which bf16 holds exactly.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = self.weight.abs().mean().clamp(min=1e-5)
-        ternary = (self.weight / scale).round().clamp(-1, 1) * scale
-        step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-5) / 127
-        rounded = (x / step).round().clamp(-128, 127) * step
-        return F.linear(x + (rounded - x).detach(), self.weight + (ternary - self.weight).detach())
+        scale = self.weight.detach().abs().mean().clamp(min=1e-5)
+        step = x.detach().float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-5) / 127
+        codes = _straight_through(self.weight / scale, 1)
+        values = _straight_through(x.float() / step, 127)
+        return F.linear(values, codes) * (step * scale)
+
+
+def _straight_through(x: torch.Tensor, limit: int) -> torch.Tensor:
+    """Round and clamp; the gradient is that of x itself."""
+    return x + (x.round().clamp(-limit, limit) - x).detach()
 
 
 class Layer(nn.Module):
@@ -230,7 +238,8 @@ def batches(ids: torch.Tensor, batch: int, length: int, seed: int) -> Iterator[t
 
 
 def train(student: Student, ids: torch.Tensor, args: argparse.Namespace) -> int:
-    """Train until the minutes or the steps are over, whichever is first; return the steps."""
+    """Train until the minutes, the epochs or the steps are over, whichever is first; return the steps."""
+    steps = min(args.steps, math.ceil(args.epochs * len(ids) / (args.batch * args.length)))
     matrices = [p for p in student.parameters() if p.ndim == 2]
     norms = [p for p in student.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": args.decay}, {"params": norms, "weight_decay": 0.0}]
@@ -238,7 +247,7 @@ def train(student: Student, ids: torch.Tensor, args: argparse.Namespace) -> int:
     begin, end = time.monotonic(), 60 * args.minutes
     done = 0
     for step, piece in enumerate(batches(ids, args.batch, args.length, args.seed)):
-        share = max((time.monotonic() - begin) / end, step / args.steps)
+        share = max((time.monotonic() - begin) / end, step / steps)
         if share >= 1:
             return done
         for group in optimizer.param_groups:
@@ -307,6 +316,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("text", metavar="TEXT", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="directory to write; must not hold a model")
     parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument(
+        "--epochs", type=float, default=16.0, help="passes over the text at most; more learn it by heart"
+    )
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps at most")
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--hidden", type=int, default=512)
@@ -326,7 +338,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"there is no {', '.join(missing)}")
     if (args.out / "model.safetensors").exists():
         parser.error(f"{args.out} holds a model; give another --out")
-    for name in ("minutes", "rate"):
+    for name in ("minutes", "epochs", "rate"):
         if not 0 < getattr(args, name) < math.inf:
             parser.error(f"--{name} is {getattr(args, name)}; it must be a number above 0")
     for name in ("steps", "layers", "length", "batch", "warm_up", "report"):

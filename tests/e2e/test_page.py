@@ -16,6 +16,7 @@ from playwright.sync_api import Error as PlaywrightError
 from onekernel.engine.engine import Engine
 from onekernel.errors import NumericError
 from onekernel.server.app import create_app
+from onekernel.server.service import Service
 from onekernel.server.settings import ServerSettings
 from tests.e2e.talk import Line, TalkBackend, byte_chat_tokenizer
 from tests.unit.server.serving import serving, until
@@ -69,6 +70,7 @@ class Server:
 
     url: str
     backend: TalkBackend
+    engine: Engine
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
             engine = Engine(backend, tokenizer, {})
             stack.callback(engine.close)
             app = create_app(engine, ServerSettings(model_names=("talker",), **settings))  # type: ignore[arg-type]
-            return Server(stack.enter_context(serving(app)), backend)
+            return Server(stack.enter_context(serving(app)), backend, engine)
 
         yield make
 
@@ -147,7 +149,7 @@ def test_an_answer_streams_and_its_speed_is_shown(page: Page, start: Callable[..
     ask(page, "hello")
     expect(last_answer(page).locator("strong")).to_have_text("day")
     answered(page)
-    expect(page.locator("#ttft")).to_have_text(re.compile(r"^[\d.,]+ ms$"))
+    expect(page.locator("#ttft")).to_have_text(re.compile(r"^[\d.,]+ m?s$"))
     expect(page.locator("#rate")).to_have_text(re.compile(r"^[\d.,]+ tok/s$"))
     expect(page.locator("#share")).to_be_hidden()  # this server does not know the read limit
     expect(page.get_by_role("status")).to_have_text("Answer complete.")
@@ -202,6 +204,19 @@ def test_a_server_that_is_gone_is_an_error(page: Page) -> None:
     ask(page, "hello")
     expect(last_answer(page).get_by_role("alert")).to_contain_text("cannot be reached")
     answered(page)
+
+
+def test_a_server_that_still_loads_is_shown_and_waited_for(page: Page, start: Callable[..., Server]) -> None:
+    loading = Service(ServerSettings(model_names=("talker",)))
+    with serving(create_app(loading)) as url:
+        page.goto(url)
+        expect(page.locator("#model")).to_have_text("talker, loading …")
+        ask(page, "hello")
+        expect(last_answer(page).get_by_role("alert")).to_contain_text("still loading")
+        loading.ready(start().engine)
+        expect(page.locator("#model")).to_have_text("talker")
+        page.get_by_role("button", name="Try again").click()
+        expect(last_answer(page)).to_contain_text("Good day")
 
 
 def test_an_answer_cannot_inject_markup(page: Page, server: Server) -> None:
@@ -406,6 +421,7 @@ def test_per_cent_of_the_read_limit(page: Page, server: Server) -> None:
 
     page.route("**/v1/models", with_limit)
     page.reload()
+    expect(page.locator("#model")).to_have_text("talker")
     ask(page, "think")
     answered(page)
     us = int(page.locator("#time").inner_text().split()[0].replace(",", ""))

@@ -33,7 +33,7 @@ class ServerProcess:
 
     def queue(self) -> float:
         """Requests in the engine, waiting or running."""
-        metrics = httpx.get(f"{self.url}/metrics").text
+        metrics = httpx.get(f"{self.url}/metrics", timeout=60).text
         return sum(float(count) for count in re.findall(r"^onekernel_queue\{.*\} (\S+)$", metrics, re.MULTILINE))
 
 
@@ -61,7 +61,7 @@ def _ready(process: subprocess.Popen[bytes], log: int) -> str:
     while process.poll() is None and time.monotonic() < deadline:
         if found := re.search(r"listening on (http://\S+),", _text(log)):
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{found[1]}/health").status_code == 200:
+                if httpx.get(f"{found[1]}/health", timeout=60).status_code == 200:
                     return found[1]
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {_text(log)}")

@@ -165,7 +165,7 @@ def test_poison_in_padding_changes_nothing(launcher: TernaryLauncher, device) ->
     ("build", "shape", "n", "k"),
     [
         (Build.ADDRESS, DECODE, 33, 1300),
-        (Build.ADDRESS, PREFILL, 70, 300),
+        pytest.param(Build.ADDRESS, PREFILL, 70, 300, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, BLOCKS, 33, 1300, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, replace(DECODE, tokens=1, group=64), 20, 192, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, replace(WITH_GROUPS, group=128), 20, 1280, marks=pytest.mark.slow),

@@ -174,3 +174,15 @@ def test_transformers_is_not_needed() -> None:
 def test_cuda_bindings_are_not_needed_to_import() -> None:
     """macOS has none."""
     import_everything_without("cuda")
+
+
+def test_a_start_imports_no_compiler_of_torch() -> None:
+    """torch._dynamo and sympy took as long to import as all the rest of a start; one innocent import brings them."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(SOURCE.parent)!r})
+import onekernel.llm, onekernel.engine.load
+print(*sorted({{"torch._dynamo", "torch._inductor", "sympy"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

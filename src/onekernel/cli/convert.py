@@ -51,15 +51,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     try:
         config = model_config(checkpoint.settings.config)
         was = config.ternary or Ternary()
-        head = "ternary" if args.head == "ternary" else was.head
-        config = replace(config, ternary=Ternary(args.group or was.group, head))
+        config = replace(config, ternary=Ternary(args.group or was.group, args.head or was.head))
         before = sum(info.stored_bytes for info in checkpoint.tensors.values())
         write_ternary(
             checkpoint,
             config,
             Path(args.directory),
-            int8_head=args.head == "int8" and was.head != "int8",
-            progress=lambda done, total: console.progress("tensors", done, total),
+            lambda done, total: console.progress("tensors", done, total),
         )
     finally:
         checkpoint.close()

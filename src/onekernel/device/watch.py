@@ -16,6 +16,7 @@ WAITS = {
     3: "value {id}",
     4: "cluster value {id}",
     5: "the append in layer {id}",
+    6: "value {id} of the choice",
 }
 """`enum class Wait` in kernels/tile/spin.cuh, in words."""
 

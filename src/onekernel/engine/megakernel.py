@@ -13,26 +13,29 @@ import torch
 
 from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.watch import Watch
+from onekernel.engine.choosing import ChooseBuffers, Choosing
 from onekernel.errors import ConfigError
 from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
-from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_NON_FINITE, TOKEN_STOP
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_FAILED, TOKEN_STOP, ChooseMode, Failure
 from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
-_TOKEN_BITS = TOKEN_NON_FINITE - 1
+_TOKEN_BITS = TOKEN_FAILED - 1
 _NO_ROOM = 8
 """Words of a trace that nobody reads: a traced kernel writes the head of its streams in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What the kernel said of one token. `token_id` means nothing if the logits were not finite."""
+    """What the kernel said of one token. With a `failure` there is none, and `token_id` means nothing."""
 
     token_id: int
     last: bool
-    non_finite: bool
+    failure: Failure | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Megakernel:
         self._words = self._slots.numpy()
         self._cancel = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
         self.logits = torch.empty(sequences, plan.config.vocab_size, dtype=torch.float32, device=device)
+        self._choose = ChooseBuffers(plan, device)
         self._stop_ids = torch.zeros(MAX_STOP_IDS, dtype=torch.int32, device=device)
         self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
         self._untraced = TraceBuffer(torch.zeros(plan.limits.ctas, 2, _NO_ROOM, dtype=torch.int64, device=device), 0)
@@ -94,6 +98,7 @@ class Megakernel:
         limit: int,
         *,
         stop_ids: Sequence[int] = (),
+        choosing: Sequence[Choosing] = (),
         want_logits: bool = False,
         stop_after: int = NO_PHASE,
         windows: Windows | None = None,
@@ -103,6 +108,7 @@ class Megakernel:
         """Start making up to `limit` tokens after `first_tokens`, which stand at `positions`.
 
         page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
+        `choosing` says for each sequence how its tokens are chosen; without it all are greedy.
         `stop_after` is a phase after which the kernel leaves, for tests. `trace` needs a kernel built to be traced.
         Raises ConfigError for more than MAX_STOP_IDS ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
         """
@@ -116,6 +122,7 @@ class Megakernel:
         self.watch.abort.zero_()
         self.watch.records.zero_()
         self.exchange.zero_()
+        mode, choose = self._choose.load(choosing, limit)
         if stop_ids:
             self._stop_ids[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
         args: list[Arg] = [
@@ -134,7 +141,7 @@ class Megakernel:
             self._slots,
             self._cancel,
             self.logits,
-            self.logits.shape[1] if want_logits else 0,
+            self.logits.shape[1] if want_logits or mode > ChooseMode.GREEDY else 0,
             stop_after,
             min(windows.short, self.shape.stages),
             min(windows.long, self.shape.stages),
@@ -142,6 +149,7 @@ class Megakernel:
             trace.words,
             trace.words.shape[2],
             trace.token,
+            *choose,
             *self.watch.args,
         ]
         self.kernel.launch(
@@ -156,11 +164,15 @@ class Megakernel:
             self._end.record(stream or torch.cuda.current_stream(self.device))
 
     def read(self, index: int, sequence: int = 0) -> Slot | None:
-        """Return token `index` of the running launch, None if it is not there yet. Makes no CUDA call."""
+        """Return token `index` of the running launch, None if not all of it is there yet. Makes no CUDA call."""
         word = int(self._words[index, sequence])
         if word >> 32 != index + 1:
             return None
-        return Slot(word & _TOKEN_BITS, bool(word & TOKEN_STOP), bool(word & TOKEN_NON_FINITE))
+        token_id, last = word & _TOKEN_BITS, bool(word & TOKEN_STOP)
+        if word & TOKEN_FAILED:
+            return Slot(0, last, Failure(token_id))
+        report = self._choose.report(index, sequence)
+        return None if report is None else Slot(token_id, last, None, *report)
 
     def cancel(self) -> None:
         """Ask the running launch to end after the token it is at."""

@@ -8,19 +8,20 @@ import torch
 
 from onekernel.config import Sampling
 from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
+from onekernel.engine.choosing import Choosing
 from onekernel.engine.megakernel import MAX_STOP_IDS, Megakernel
 from onekernel.engine.packed_prefill import PackedPrefill
 from onekernel.engine.paged_backend import PagedBackend, PagedSequence, own_sequence
 from onekernel.engine.request import CancelToken
 from onekernel.engine.running_launch import Patience, RunningLaunch
-from onekernel.errors import NumericError
+from onekernel.errors import ConfigError, NumericError, OnekernelError
 from onekernel.models.model import Model
 from onekernel.models.packed_weights import PackedWeights
-from onekernel.plan.abi import MAX_LAUNCH_TOKENS
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS, Failure
 
 
 class MegakernelBackend(PagedBackend):
-    """Greedy answers run in one launch, the rest one token a launch.
+    """An answer is one launch, however its tokens are chosen.
 
     `launch_tokens`: most tokens of a launch; a longer answer goes on in the next one. `prefill`: the kernels that do
     it; None: the model's phases, on weights unpacked one layer at a time.
@@ -69,15 +70,10 @@ class MegakernelBackend(PagedBackend):
         table = self.device_table(own)
         if self.config.rope_scaling.kind == "dynamic":
             self.megakernel.packed.write_rope(own.rope)
-        filtered = sampling.penalised or sampling.logit_bias or mask is not None
-        if not sampling.greedy or filtered or sampling.logprobs is not None:
-            yield from self.step_by_step(
-                own, sampling, limit, stop_ids, cancel, lambda own: self._next_logits(own, table), mask
-            )
-            return
         end = own.length + limit
         while own.length < end and not cancel.is_set:
-            yield from self._launch(own, table, min(end - own.length, self._launch_tokens), stop_ids, cancel)
+            choosing = Choosing(sampling, tuple(own.tokens), own.prompt_tokens, mask)
+            yield from self._launch(own, table, choosing, min(end - own.length, self._launch_tokens), stop_ids, cancel)
             if own.tokens[-1] in stop_ids:
                 return
 
@@ -101,38 +97,50 @@ class MegakernelBackend(PagedBackend):
         super().close()
 
     def _launch(
-        self, own: PagedSequence, table: torch.Tensor, limit: int, stop_ids: frozenset[int], cancel: CancelToken
+        self,
+        own: PagedSequence,
+        table: torch.Tensor,
+        choosing: Choosing,
+        limit: int,
+        stop_ids: frozenset[int],
+        cancel: CancelToken,
     ) -> Generator[DecodedToken, None, None]:
         """Yield the tokens of one launch, which runs ahead; what it made beyond the last one taken does not count."""
         known_to_kernel = sorted(stop_ids)[:MAX_STOP_IDS]
-        self.megakernel.launch(own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel)
+        self.megakernel.launch(
+            own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel, choosing=[choosing]
+        )
         running = RunningLaunch(self.megakernel, self.patience)
         try:
             for index in range(limit):
                 slot = running.token(index, cancel)
                 if slot is None:
                     return
-                if slot.non_finite:
-                    raise NumericError(
-                        f"logits at position {len(own.tokens)} are NaN or infinite, so no token can be chosen; the "
-                        f"weights are damaged or a layer overflowed: check the files, or try float32"
-                    )
+                if slot.failure is not None:
+                    raise self._no_token(slot.failure, len(own.tokens))
                 own.add(slot.token_id)
-                yield DecodedToken(slot.token_id)
+                yield DecodedToken(slot.token_id, slot.logprob, slot.top)
                 if slot.last or slot.token_id in stop_ids:
                     return
         finally:
             running.end()
 
-    def _next_logits(self, own: PagedSequence, table: torch.Tensor) -> torch.Tensor:
-        """Append the last token and return the logits after it, (vocab_size,); ids of padding hold anything."""
-        self.megakernel.launch(own.tokens[-1:], [own.length], table, 1, want_logits=True)
-        running = RunningLaunch(self.megakernel, self.patience)
-        try:
-            running.token(0, CancelToken())
-        finally:
-            running.end()
-        return self.megakernel.logits[0]
+    def _no_token(self, failure: Failure, position: int) -> OnekernelError:
+        match failure:
+            case Failure.EMPTY:
+                return ConfigError(
+                    f"no token is left at position {position}: the mask and logit_bias together exclude all "
+                    f"{self._vocab_limit}"
+                )
+            case Failure.SCORES:
+                return NumericError(
+                    f"penalties and temperature made a score that is not finite at position {position}; use milder ones"
+                )
+            case Failure.LOGITS:
+                return NumericError(
+                    f"logits at position {position} are NaN or infinite, so no token can be chosen; the weights are "
+                    f"damaged or a layer overflowed: check the files, or try float32"
+                )
 
     def device_table(self, own: PagedSequence) -> torch.Tensor:
         """Return the sequence's page table as the kernel takes it; entries beyond its pages are never looked at."""

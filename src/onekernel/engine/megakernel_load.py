@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from onekernel.config import ModelConfig, Sampling
+from onekernel.config import MAX_TOP_LOGPROBS, ModelConfig, Sampling
 from onekernel.device.cache import KernelCache, default_cache
 from onekernel.device.cuda_kernel import load_kernel
 from onekernel.device.facts import DeviceFacts, facts
@@ -122,11 +122,14 @@ def prefill_kernels(
 
 
 def warm_up(backend: MegakernelBackend, prompt: Sequence[int] = (0, 0, 0)) -> None:
-    """Answer once with a launch for all tokens and once with logits, so that no request waits for a first time."""
+    """Answer once greedily and once with all that sampling has, so that no request waits for a first time."""
     tokens = 2
     if len(prompt) + tokens > backend.max_context:
         return
-    for sampling in (Sampling(), replace(Sampling(), temperature=1.0)):
+    everything = Sampling(
+        temperature=1.0, top_k=40, top_p=0.9, repetition_penalty=1.1, logit_bias={0: 1.0}, logprobs=MAX_TOP_LOGPROBS
+    )
+    for sampling in (Sampling(), everything):
         sequence = backend.open(prompt, len(prompt) + tokens)
         try:
             backend.prefill(sequence, CancelToken(), lambda done, total: None)

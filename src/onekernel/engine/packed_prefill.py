@@ -16,6 +16,7 @@ import torch
 from onekernel.config import ModelConfig
 from onekernel.device.kernel import Arg, BindableKernel, Bound
 from onekernel.device.spec import KernelSpec
+from onekernel.errors import ConfigError
 from onekernel.kernels.prefill import specs
 from onekernel.kernels.prefill.variants import VARIANTS, Variant, choose
 from onekernel.models.packed import PackedModel
@@ -119,9 +120,15 @@ class PackedPrefill:
     def run(self, token_ids: Sequence[int], page_table: torch.Tensor, start: int) -> None:
         """Append keys and values of 1 to `chunk_tokens` tokens from position `start` on; on a GPU, only start to.
 
-        page_table: the sequence's pages, at least those of all positions so far, whole numbers on any device.
+        page_table: the sequence's pages, at least those of all positions so far, whole numbers on any device. Raises
+        ConfigError for more tokens, and for positions past the context.
         """
-        tokens = len(token_ids)
+        tokens, context = len(token_ids), self._layout.constants.context_tokens
+        if not 1 <= tokens <= self.chunk_tokens or not 0 <= start <= context - tokens:
+            raise ConfigError(
+                f"{tokens} tokens from position {start} on are no chunk; it has 1 to {self.chunk_tokens} tokens and "
+                f"ends within the context of {context}"
+            )
         on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with on_device:
             self.activations.ids[:tokens].copy_(torch.tensor(token_ids, dtype=torch.int32))

@@ -6,16 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onekernel.config import PREFILL_CHUNK_TOKENS
 from onekernel.models.ternary import Place
-from onekernel.ops.ternary import quantize_activation, ternary_linear
+from onekernel.ops.ternary import load_kernels, quantize_activation, ternary_linear
 from onekernel.phases.ternary import TernaryReference
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import STRIP_ROWS, PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
-
-WARM_TOKENS = (1, 2, 4, 8, 16, PREFILL_CHUNK_TOKENS)
-"""Numbers of tokens for which kernels differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +23,9 @@ class OperatorMatrix:
     @classmethod
     def pack(cls, matrix: TernaryMatrix) -> OperatorMatrix:
         """Pack for the tensor cores, on the matrix's device; on a GPU every kernel it may need is loaded as well."""
-        placed = cls(TensorCoreTiles.pack(matrix))
-        if matrix.codes.is_cuda:
-            for tokens in WARM_TOKENS:
-                placed.linear(torch.zeros(tokens, matrix.shape[1], device=matrix.codes.device))
-        return placed
+        packed = TensorCoreTiles.pack(matrix)
+        load_kernels(packed)
+        return cls(packed)
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32, quantised to int8: (tokens, N) float32."""

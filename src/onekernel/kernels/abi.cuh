@@ -15,10 +15,29 @@ enum class Kind : u32 {
   CHOOSE = 8,
 };
 
-constexpr u32 FLAG_ROWS_4 = 1;
+constexpr u32 FLAG_ROWS_4 = 1u;
+constexpr u32 CHOOSE_GREEDY = 0u;
+constexpr u32 CHOOSE_SCORED = 1u;
+constexpr u32 CHOOSE_ROUNDS = 2u;
+constexpr u32 CHOOSE_MASKED = 1u;
+constexpr u32 CHOOSE_BIASED = 2u;
+constexpr u32 CHOOSE_PENALISED = 4u;
+constexpr u32 CHOOSE_TOP_P = 8u;
+constexpr u32 CHOOSE_FILTERED = 16u;
+constexpr u32 FAILED_LOGITS = 0u;
+constexpr u32 FAILED_SCORES = 1u;
+constexpr u32 FAILED_EMPTY = 2u;
 constexpr u32 TOKEN_STOP = 2147483648u;
-constexpr u32 TOKEN_NON_FINITE = 1073741824u;
+constexpr u32 TOKEN_FAILED = 1073741824u;
 constexpr u32 NO_PHASE = 4294967295u;
+constexpr u32 PROMPT_TOKEN = 2147483648u;
+constexpr u32 RADIX = 256u;
+constexpr u32 LISTED = 20u;
+constexpr u32 CHOICE_ROUNDS = 64u;
+constexpr u32 CHOICE_FIXED_WORDS = 528u;
+constexpr u32 CHOICE_CTA_WORDS = 96u;
+constexpr u32 CHOICE_SHARED_BYTES = 5504u;
+constexpr u32 REPORT_WORDS = 41u;
 
 // What one CTA does in one phase.
 struct Task {
@@ -79,3 +98,18 @@ struct Header {
   u32 max_hidden_rows;  // most hidden rows of one CTA: the residual in shared memory
 };
 static_assert(sizeof(Header) == 144);
+
+// How the tokens of one sequence are chosen, for one launch.
+struct Sampling {
+  u64 seed;  // key of the noise
+  double top_p;  // read with TOP_P
+  u32 flags;  // ChooseFlag bits
+  u32 top_k;  // 0: all
+  u32 logprobs;  // 0: none; else 1 + how many of the likeliest tokens are reported
+  float temperature;  // 0: greedy
+  float least;  // logarithm of min_p; -inf: all
+  float repetition;  // 1: none
+  float presence;  // subtracted once
+  float frequency;  // subtracted for each occurrence
+};
+static_assert(sizeof(Sampling) == 48);

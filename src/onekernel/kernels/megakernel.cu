@@ -110,12 +110,12 @@ struct Loader {
   }
 };
 
-__device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& last, u32& stopped) {
+__device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& last) {
   const Kind kind = static_cast<Kind>(task.kind);
   if (kind == Kind::EMBED) return embed_phase(m, task, last);
   if (kind == Kind::ATTENTION) return attention_phase(m, task);
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
-  if (kind == Kind::CHOOSE) return task.count == 0 || choose_phase(m, task, stopped);
+  if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
   bool ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
     if (kind == Kind::HEAD) return head_rows(m, task, rows);
@@ -127,20 +127,22 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   });
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
-    publish_bests(m);
+    if (m.launch.choosing.mode == CHOOSE_GREEDY)
+      publish_bests(m);
+    else
+      publish_scores(m, task);
   }
   return ok;
 }
 
 __device__ __forceinline__ void compute(Machine& m) {
-  u32 stopped = 0;
   bool ok = true, last = false;
   if (threadIdx.x == 0) m.trace.begin(m.launch.trace, 0);
   for (m.token = 0; ok && m.token < m.launch.limit; m.token++) {
     if (threadIdx.x == 0) m.trace.at_token(m.launch.trace, m.token);
     for (m.phase = 0; ok && !last && m.phase < m.header.phases; m.phase++) {
       m.mark(Mark::PHASE);
-      ok = run_phase(m, m.shared.tasks()[m.phase], last, stopped);
+      ok = run_phase(m, m.shared.tasks()[m.phase], last);
       m.mark(Mark::END);
       if (threadIdx.x == 0) m.trace.weights(m.phase);
       if (m.phase == m.launch.stop_after) last = true;
@@ -156,21 +158,24 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
                const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
                u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
-               u32 short_window, u32 long_window, u32 long_phase, u64* trace, u32 trace_room, u32 trace_token, u32* abort, u64* records,
-               u32 max_turns) {
+               u32 short_window, u32 long_window, u32 long_phase, u64* trace, u32 trace_room, u32 trace_token, u32 mode,
+               const Sampling* sampling, u32* counts, const float* bias, const u32* allowed, float* scores, u64* choice,
+               u64* reports, u32* abort, u64* records, u32 max_turns) {
   const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
-                      positions, stop_ids,   stop_count, limit, slots,      cancel,   logit_stride == 0 ? nullptr : logits,
-                      logit_stride, stop_after, short_window, long_window, long_phase, {trace, trace_room, trace_token}};
+                      positions, stop_ids,   stop_count, limit, slots,      cancel,   logits,
+                      logit_stride, stop_after, short_window, long_window, long_phase, {trace, trace_room, trace_token},
+                      {mode, sampling, counts, bias, allowed, scores, choice, reports}};
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
   Shared shared;
   shared.x_at = Shared::TASKS + header->phases * static_cast<u32>(sizeof(Task));
   shared.partial_at = shared.x_at + SEQUENCES * header->max_inputs * 2;
-  shared.residual_at = shared.partial_at + round_up(max(MK_WARPS * SEQUENCES * header->max_rows, ATTENTION_FLOATS), 4) * 4;
+  const u32 sums = max(MK_WARPS * SEQUENCES * header->max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
+  shared.residual_at = shared.partial_at + round_up(sums, 4) * 4;
   if (threadIdx.x == 0) {
     ring.init();
-    shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = 0;
+    shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = shared.words()[WORD_STOPPED] = 0;
   }
   const u64* from = reinterpret_cast<const u64*>(tasks + static_cast<u64>(blockIdx.x) * header->phases);
   for (u32 i = threadIdx.x; i < header->phases * (sizeof(Task) / 8); i += blockDim.x)

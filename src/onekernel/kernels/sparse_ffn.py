@@ -41,7 +41,7 @@ class SparseShape:
     gated: bool = True
     activation: Activation = "relu"
     up_columns: int = 64
-    up_warps: int = 16
+    up_warps: int = 24
     down_warps: int = 32
     pack_warps: int = 8
     gather_warps: int = 16
@@ -189,7 +189,6 @@ class Slices:
         most = shared_bytes // (2 * shape.up_columns) // INNER_MULTIPLE * INNER_MULTIPLE if shape.gated else rows
         tiles = -(-rows // most)
         tile_columns = -(-rows // tiles // INNER_MULTIPLE) * INNER_MULTIPLE
-        tile_columns += INNER_MULTIPLE if tile_columns * tiles < rows else 0
         return cls(first, tile_columns, tiles, min(capacity + capacity % 2, tile_columns), fitting[0])
 
 
@@ -197,11 +196,14 @@ class SparseKernels:
     """The kernels of one kind of feed-forward on one device, each loaded when it is first needed.
 
     `load` makes a kernel of a spec (`device.cuda_kernel.load_kernel`, or the shim's class); `sms` is how many CTAs run
-    at once. Launches go to the current stream and nothing here waits.
+    at once, `shared_bytes` what each may have. Launches go to the current stream and nothing here waits.
     """
 
-    def __init__(self, shape: SparseShape, load: Callable[[KernelSpec], Kernel], sms: int) -> None:
+    def __init__(
+        self, shape: SparseShape, load: Callable[[KernelSpec], Kernel], sms: int, shared_bytes: int = SHARED_BYTES
+    ) -> None:
         self.shape = shape
+        self.shared_bytes = shared_bytes
         self._load = load
         self._sms = sms
         self._loaded: dict[tuple[str, int], Kernel] = {}
@@ -337,7 +339,7 @@ class SparseKernels:
             ctas,
             warps * 32,
             [x, gate, up, down, overflowed, out, totals, tokens, hidden, gate.shape[1], first, int(every)],
-            shared_bytes=hidden * 6 + warps * 32 * 8 * 8 + warps * 4,
+            shared_bytes=hidden * 6 + warps * 32 * 8 * 8 + warps * 8,
         )
 
     def _parts(self, ctas: int, tokens: int, warps: int) -> int:

@@ -18,7 +18,9 @@ from onekernel.weights.checkpoint import Checkpoint
 from onekernel.weights.ternary.checkpoint import TernaryCheckpoint
 from onekernel.weights.ternary.fused import fuse
 from onekernel.weights.ternary.matrix import TernaryMatrix
-from onekernel.weights.ternary.verify import check_products
+from onekernel.weights.ternary.verify import check_convention, check_products
+
+FIRST_SCORES = ("self_attn.q_proj", "self_attn.k_proj", "input_layernorm")
 
 
 class PlacedMatrix(Matrix, Table, Protocol):
@@ -64,6 +66,9 @@ def load_ternary(
             check_products(view, names, placed.linear, device)
         return placed
 
+    q_name, k_name, norm = (f"model.layers.0.{part}.weight" for part in FIRST_SCORES)
+    if view.is_packed(q_name) and not config.qk_norm:
+        check_convention(view, q_name, k_name, view.read(norm).float())
     embedding: Table = matrix((EMBEDDING,)) if view.is_ternary(EMBEDDING) else read(EMBEDDING)
     layers = tuple(read_layer(read, config, index, matrix) for index in range(config.num_hidden_layers))
     final_norm = read(FINAL_NORM, torch.float32)

@@ -8,12 +8,13 @@ route: the gate's product is rounded to x's dtype, then the inner activation, th
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import get_args
 
 import torch
 import torch.nn.functional as F
 
+from onekernel.device.facts import DeviceFacts, facts
 from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_ffn import (
     GATHERED,
@@ -21,6 +22,7 @@ from onekernel.kernels.sparse_ffn import (
     INNER_MULTIPLE,
     OVERFLOWED,
     PACKED,
+    SHARED_BYTES,
     SLICED,
     TOTALS,
     Activation,
@@ -154,7 +156,14 @@ def on_gpu(
     else:
         out = torch.empty_like(x)
     if dense < len(up):
-        slices = Slices.plan(kernels.shape, x.shape[1], len(up), first=dense, capacity=route.capacity)
+        slices = Slices.plan(
+            kernels.shape,
+            x.shape[1],
+            len(up),
+            first=dense,
+            capacity=route.capacity,
+            shared_bytes=kernels.shared_bytes,
+        )
         kernels.sliced(x, values, up, down_rows, slices, totals, out, accumulate=dense > 0)
     return out[:, :hidden].contiguous()
 
@@ -211,16 +220,24 @@ def _check_activation(activation: str) -> None:
         raise ConfigError(f"activation is {activation!r}; it must be {' or '.join(get_args(Activation))}")
 
 
+def shared_bytes(device: torch.device) -> int:
+    """Return the shared memory that a CTA may have on a device; for a CPU, which has none, Hopper's."""
+    return _facts(device.index or 0).shared_bytes_per_block if device.type == "cuda" else SHARED_BYTES
+
+
 @cache
 def _kernels(index: int, shape: SparseShape) -> SparseKernels:
     """Return the kernels of one GPU, compiled for it when they are first used."""
-    from functools import partial
+    from onekernel.device.cuda_kernel import load_operator  # late: needs a driver
 
-    from onekernel.device.cuda_kernel import load_kernel  # late: needs a driver
-    from onekernel.device.facts import facts
+    found = _facts(index)
+    load = partial(load_operator, device=f"cuda:{index}")
+    return SparseKernels(shape, load, found.sm_count, found.shared_bytes_per_block)
 
-    device = f"cuda:{index}"
-    return SparseKernels(shape, partial(load_kernel, device=device), facts(device).sm_count)
+
+@cache
+def _facts(index: int) -> DeviceFacts:
+    return facts(f"cuda:{index}")
 
 
 def _check(

@@ -10,7 +10,7 @@ import torch
 
 from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_ffn import TOTALS, Activation, SparseShape
-from onekernel.ops.sparse import pad_columns, pad_weights, run
+from onekernel.ops.sparse import pad_columns, pad_weights, run, shared_bytes
 from onekernel.ops.sparse_route import Route
 from onekernel.ops.sparse_router import Measured, Router
 from onekernel.weights.neuron_rows import DownProjection
@@ -55,7 +55,8 @@ class SparseFFN(torch.nn.Module):
         self.register_buffer("down_rows", pad_weights(down.rows.detach()))
         self.register_buffer("totals", torch.zeros(TOTALS, dtype=torch.int32, device=up.device), persistent=False)
         inner, hidden = self.up.shape
-        self.router = Router(SparseShape(gated=gate is not None, activation=activation), hidden, inner, forced=route)
+        shape = SparseShape(gated=gate is not None, activation=activation)
+        self.router = Router(shape, hidden, inner, forced=route, shared_bytes=shared_bytes(self.up.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the feed-forward of x, (..., hidden), in x's dtype."""

@@ -80,7 +80,14 @@ class Costs:
 H200 = Costs()
 
 
-def choose(stats: TwellStatistics, tokens: int, hidden: int, shape: SparseShape, costs: Costs = H200) -> Route:
+def choose(
+    stats: TwellStatistics,
+    tokens: int,
+    hidden: int,
+    shape: SparseShape,
+    costs: Costs = H200,
+    shared_bytes: int = SHARED_BYTES,
+) -> Route:
     """Return the fastest way for `tokens` tokens like those that were measured.
 
     hot_cold presumes that the neurons are put into `hot_first`'s order before.
@@ -94,7 +101,7 @@ def choose(stats: TwellStatistics, tokens: int, hidden: int, shape: SparseShape,
     believed = (counts - 2 * counts.sqrt()).clamp(min=0)
     in_hot = (torch.cat([torch.zeros(1), believed.cumsum(0)]) * scale).tolist()
     for hot in range(0, inner - INNER_MULTIPLE + 1, HOT_MULTIPLE):
-        if not _fits(shape, hidden, inner, hot):
+        if not _fits(shape, hidden, inner, hot, shared_bytes):
             continue
         cold = nonzeros - in_hot[hot]
         capacity = _capacity(stats, cold / max(nonzeros, 1))
@@ -127,9 +134,9 @@ def _capacity(stats: TwellStatistics, cold_share: float) -> int:
     return max(int(seen * min(1.5 * cold_share, 1.0)) // 4 * 4, 8)
 
 
-def _fits(shape: SparseShape, hidden: int, inner: int, hot: int) -> bool:
+def _fits(shape: SparseShape, hidden: int, inner: int, hot: int, shared_bytes: int) -> bool:
     try:
-        Slices.plan(shape, hidden, inner, first=hot, shared_bytes=SHARED_BYTES)
+        Slices.plan(shape, hidden, inner, first=hot, shared_bytes=shared_bytes)
     except ConfigError:
         return False
     return True

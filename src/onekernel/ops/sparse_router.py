@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from onekernel.errors import ConfigError
-from onekernel.kernels.sparse_ffn import OVERFLOWED, PACKED, SLICED, TOTALS, Slices, SparseShape
+from onekernel.kernels.sparse_ffn import OVERFLOWED, PACKED, SHARED_BYTES, SLICED, TOTALS, Slices, SparseShape
 from onekernel.ops.mailbox import Mailbox
 from onekernel.ops.sparse_route import H200, Costs, Route, choose, hot_first, wider
 from onekernel.weights.twell import TILE_COLUMNS, TwellStatistics
 
 MEASURE_EVERY = 256
-"""Dense calls from one measurement to the next: it reads the gate's values once more."""
+"""Calls without packing from one measurement to the next: it reads the gate's values once more."""
 
 DRIFT = 2.0
 """How many times the expected nonzeros (and one more per token) may come before a way is reconsidered."""
@@ -38,9 +38,17 @@ class Router:
     """
 
     def __init__(
-        self, shape: SparseShape, hidden: int, inner: int, *, forced: Route | None = None, costs: Costs = H200
+        self,
+        shape: SparseShape,
+        hidden: int,
+        inner: int,
+        *,
+        forced: Route | None = None,
+        costs: Costs = H200,
+        shared_bytes: int = SHARED_BYTES,
     ) -> None:
         self._shape, self._hidden, self._inner, self._costs = shape, hidden, inner, costs
+        self._shared_bytes = shared_bytes
         self._forced = forced
         self._stats: TwellStatistics | None = None
         self._routes: dict[int, Route] = {}
@@ -53,7 +61,7 @@ class Router:
         self._expected = self._expected_in_mail = self._expected_before = 0.0
         self._ordered = False
         try:
-            self.tile_columns = Slices.plan(shape, hidden, inner).tile_columns
+            self.tile_columns = Slices.plan(shape, hidden, inner, shared_bytes=shared_bytes).tile_columns
         except ConfigError:  # too many neurons for slices; the other ways remain
             self.tile_columns = TILE_COLUMNS
 
@@ -76,7 +84,8 @@ class Router:
     def measurement(self, device: torch.device) -> torch.Tensor | None:
         """Return the vector that the next call is to fill with what it finds, or None if it need not look."""
         self._calls_since += 1
-        if self._calls_since <= MEASURE_EVERY or not (self._forced or self._last.name == "dense"):
+        counted = self._last.name in ("sliced", "hot_cold") and self._forced is None  # by the kernels, in `totals`
+        if counted or self._calls_since <= MEASURE_EVERY:
             return None
         self._calls_since = 0
         length = TwellStatistics.numbers(self._inner, self.tile_columns)
@@ -96,8 +105,9 @@ class Router:
         if self._last.name != "hot_cold" or self._ordered or self._stats is None:
             return None
         self._ordered = True
-        slices = Slices.plan(self._shape, self._hidden, self._inner, first=self._last.hot)
-        return hot_first(self._stats, self._last.hot, slices.tiles)
+        hot = self._last.hot
+        slices = Slices.plan(self._shape, self._hidden, self._inner, first=hot, shared_bytes=self._shared_bytes)
+        return hot_first(self._stats, hot, slices.tiles)
 
     def _route(self, tokens: int) -> Route:
         """Return the fastest known way, the same for numbers of tokens of the same bit length."""
@@ -105,7 +115,8 @@ class Router:
             return Route()
         size = tokens.bit_length()
         if size not in self._routes:
-            self._routes[size] = choose(self._stats, tokens, self._hidden, self._shape, self._costs)
+            given = (self._hidden, self._shape, self._costs, self._shared_bytes)
+            self._routes[size] = choose(self._stats, tokens, *given)
         return self._routes[size]
 
     def _read_mail(self) -> None:

@@ -68,6 +68,13 @@ def quantize_activation(
     return q.view(x.shape), inverse.view(x.shape[:-1])
 
 
+def load_kernels(weight: PackedTernary, dtype: torch.dtype = torch.float32) -> None:
+    """Load all kernels for a matrix on a GPU and activations and results in `dtype`, so that none is compiled later."""
+    if weight.codes.is_cuda:
+        with torch.cuda.device(weight.codes.device):
+            _launcher(weight.codes.device.index).load_all(weight, dtype)
+
+
 @torch.library.custom_op("onekernel::ternary_linear", mutates_args=(), device_types="cpu")
 def linear(
     q: torch.Tensor,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.spec import KernelSpec
-from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill
+from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
 from onekernel.weights.ternary.packed import PackedTernary
@@ -85,6 +85,16 @@ class TernaryLauncher:
             return choose_prefill(strips, tokens, group=group, bf16=bf16, sms=self.sms)
         units, held = -(-strip_bytes // UNIT_BYTES), min(tokens, MAX_TOKENS)
         return choose_product(weight.LAYOUT, strips, units, held, group=group, bf16=bf16, sms=self.sms)
+
+    def load_all(self, weight: PackedTernary, dtype: torch.dtype) -> None:
+        """Load what any number of tokens may take, and the quantisation of activations in `dtype`."""
+        for tokens in range(1, MAX_TOKENS + 1):
+            self.kernel(self.choose(weight, tokens, dtype))
+        if isinstance(weight, TensorCoreTiles):
+            for shape in prefill_shapes(weight.group or 0, dtype is torch.bfloat16):
+                self.kernel(shape)
+        for norm in (False, True):
+            self.kernel(QuantiseShape(dtype is torch.bfloat16, norm))
 
     def kernel(self, shape: LinearShape | QuantiseShape) -> Kernel:
         """Return the loaded kernel of a shape."""

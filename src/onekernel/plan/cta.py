@@ -15,7 +15,7 @@ import torch
 from onekernel.config import PAGE_TOKENS
 from onekernel.errors import PlanError
 from onekernel.phases.combine.reference import combine
-from onekernel.plan.abi import TASK, TOKEN_NON_FINITE, TOKEN_STOP, Flag, Kind
+from onekernel.plan.abi import TASK, TOKEN_FAILED, TOKEN_STOP, Flag, Kind
 from onekernel.plan.chunks import chunks, owner, slices
 from onekernel.plan.exchange import F32, Wait, bf16_to_float, float_to_bf16, round_bf16
 from onekernel.plan.machine import Machine
@@ -269,17 +269,17 @@ class Cta:
             words = machine.exchange.take(wait).reshape(ctas, 2)
             logits, tokens = words[:, 0].copy().view(np.float32), words[:, 1]
             if np.isnan(logits).any():
-                chosen.append(TOKEN_NON_FINITE)
+                chosen.append(TOKEN_FAILED)
             else:
                 chosen.append(int(tokens[logits == logits.max()].min()))
         before = list(self.stopped)
         for s in self.sequences:
-            ends = self.token + 1 == machine.limit or chosen[s] & TOKEN_NON_FINITE or chosen[s] in machine.stop_ids
+            ends = self.token + 1 == machine.limit or chosen[s] & TOKEN_FAILED or chosen[s] in machine.stop_ids
             self.stopped[s] = before[s] or bool(ends)
             if not before[s]:
                 machine.slots[s].append(chosen[s] | (TOKEN_STOP if self.stopped[s] else 0))
         stop = TOKEN_STOP if all(self.stopped) else 0
-        following = [(0 if token & TOKEN_NON_FINITE else token) | stop for token in chosen]
+        following = [(0 if token & TOKEN_FAILED else token) | stop for token in chosen]
         machine.exchange.give(task["out_word"], np.array(following, np.uint32), self._tag)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from onekernel.errors import PlanError
 from onekernel.models.packed import PackedModel
-from onekernel.plan.abi import TOKEN_NON_FINITE, TOKEN_STOP, Kind
+from onekernel.plan.abi import TOKEN_FAILED, TOKEN_STOP, Kind
 from onekernel.plan.cta import Cta
 from onekernel.plan.exchange import Exchange, Wait
 from onekernel.plan.machine import Machine
@@ -74,8 +74,8 @@ def interpret(
         _run([Cta(machine, index) for index in range(plan.limits.ctas)], machine.exchange, random.Random(seed))
     words = machine.slots
     return Answer(
-        tuple(tuple(word & ~TOKEN_STOP for word in of if not word & TOKEN_NON_FINITE) for of in words),
-        tuple(not any(word & TOKEN_NON_FINITE for word in of) for of in words),
+        tuple(tuple(word & ~TOKEN_STOP for word in of if not word & TOKEN_FAILED) for of in words),
+        tuple(not any(word & TOKEN_FAILED for word in of) for of in words),
         torch.from_numpy(np.stack(machine.logits)),
     )
 

@@ -20,7 +20,7 @@ from onekernel.phases.gate_up import task as gate_up
 from onekernel.phases.head import task as head
 from onekernel.phases.out import task as out
 from onekernel.phases.qkv import task as qkv
-from onekernel.plan.abi import HEADER, TASK, Kind
+from onekernel.plan.abi import CHOICE_CTA_WORDS, CHOICE_FIXED_WORDS, HEADER, TASK, Kind
 from onekernel.plan.chunks import members_of
 from onekernel.plan.layout import UNIT_BYTES, TileRowsChoice, WeightLayout, choose_layout, round_up
 from onekernel.plan.limits import Limits
@@ -69,6 +69,18 @@ class Plan:
     def exchange_words(self) -> int:
         """Words of 8 bytes of the whole exchange, cleared before each launch."""
         return sum(_room(buffer, self.limits.sequences) for buffer in self.buffers)
+
+    @property
+    def choice_words(self) -> int:
+        """Words of 8 bytes in which all CTAs choose a token of one sequence, where that takes rounds."""
+        return CHOICE_FIXED_WORDS + self.limits.ctas * CHOICE_CTA_WORDS
+
+    @property
+    def choice_bytes(self) -> int:
+        """Bytes on the device of choosing: counts, bias, scores, mask and words of every sequence."""
+        return self.limits.sequences * (
+            12 * self.config.vocab_size + self.config.vocab_size // 8 + 8 * self.choice_words
+        )
 
     @property
     def members(self) -> int:

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from onekernel.errors import ConfigError
-from onekernel.plan.abi import TASK
+from onekernel.plan.abi import CHOICE_SHARED_BYTES, TASK
 from onekernel.plan.limits import Limits
 from onekernel.weights.arena import round_up
 
@@ -31,13 +31,14 @@ class SharedLayout:
     sums: int
     """(sequences, consumer_warps) float32."""
     words: int
-    """Words between threads: leave, appended, tokens, then each warp's best logit and its token."""
+    """Words between threads: leave, appended, stopped, tokens, then each warp's best logit and its token."""
     tasks: int
     """The CTA's task records."""
     x: int
     """(sequences, max_inputs) bf16: a phase's inputs."""
     partial: int
-    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; attention keeps its scratch here too."""
+    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; attention and the choice
+    keep their scratch here too."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
     total_bytes: int
@@ -66,7 +67,7 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
 
 
 def _token_words(sequences: int) -> int:
-    return round_up(2 + sequences, 2)
+    return round_up(3 + sequences, 2)
 
 
 def shared_layout(
@@ -80,7 +81,7 @@ def shared_layout(
     scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
     fewest_rows = 8 * limits.consumer_warps
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
-        parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch)
+        parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
         sizes = (
             round_up(limits.sequences * head_dim, 4) * 4,
             round_up((group + 2) * head_dim, 4) * 4,

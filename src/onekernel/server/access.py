@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onekernel.server.api_error import ApiError
 from onekernel.server.json_response import JsonResponse
 from onekernel.server.service import Service
+
+_log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/", "/health", "/openapi.json"})
 OPEN_FOLDER = "/static/"
@@ -36,6 +39,7 @@ class Access:
             if message["type"] == "http.response.start":
                 route = scope.get("route")  # its pattern, not what was asked for: there are only a few
                 self._metrics.requests.labels(getattr(route, "path", "other"), message["status"]).inc()
+                _log.info("%s %.200r: %d", scope["method"], scope["path"], message["status"])
             await send(message)
 
         refusal = self._refusal(scope["path"], Headers(scope=scope))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -51,9 +51,10 @@ async def answer(
     answering = _Answering(service, body, model, choices, form)
     run = Run(service, choices)
     if body.stream:
-        return EventStream(answering.events(run))
-    response = await until_gone(answering.whole(run), request.receive)
-    return response or Response(status_code=499)
+        return EventStream(answering.events(run), run.cancel)
+    with run:
+        response = await until_gone(answering.whole(run), request.receive)
+    return response or Response(status_code=499)  # which nobody reads
 
 
 class _Answering:
@@ -68,8 +69,7 @@ class _Answering:
 
     async def whole(self, run: Run) -> Response:
         """Return the answer as one object."""
-        with run:
-            done = await run.completions()
+        done = await run.completions()
         return JsonResponse(
             {
                 **self._head,
@@ -80,33 +80,32 @@ class _Answering:
             }
         )
 
-    async def events(self, run: Run) -> AsyncIterator[bytes]:
+    async def events(self, run: Run) -> AsyncGenerator[bytes]:
         """Yield events: beginning, pieces and end of each choice, the usage if it was asked for, [DONE]."""
         head: dict[str, Any] = {**self._head, "object": self._form.chunk_object}
         usage_member = {"usage": None} if self._with_usage else {}
         begun: set[int] = set()
         done: dict[int, Completion] = {}
-        with run:
-            try:
-                async for batch in run.batches(self._service.settings.keep_alive_s):
-                    events = [] if batch else [KEEP_ALIVE]
-                    for index, one in batch:
-                        pieces = [] if index in begun else self._form.begin(index)
-                        begun.add(index)
-                        if isinstance(one, Delta):
-                            pieces += self._form.pieces(index, one)
-                        else:
-                            done[index] = one
-                            pieces += self._form.end(index, one)
-                        events += [event({**head, "choices": [piece], **usage_member}) for piece in pieces[:-1]]
-                        if pieces:
-                            more = {"timings": timings(one)} if isinstance(one, Completion) else {}
-                            events.append(event({**head, "choices": [pieces[-1]], **usage_member, **more}))
-                    if events:
-                        yield b"".join(events)
-                if self._with_usage:
-                    in_order = [done[index] for index in sorted(done)]
-                    yield event({**head, "choices": [], "usage": usage(in_order, self._prompts)})
-            except Exception as error:
-                yield event(as_api_error(error).body())
-            yield DONE
+        try:
+            async for batch in run.batches(self._service.settings.keep_alive_s):
+                events = [] if batch else [KEEP_ALIVE]
+                for index, one in batch:
+                    pieces = [] if index in begun else self._form.begin(index)
+                    begun.add(index)
+                    if isinstance(one, Delta):
+                        pieces += self._form.pieces(index, one)
+                    else:
+                        done[index] = one
+                        pieces += self._form.end(index, one)
+                    events += [event({**head, "choices": [piece], **usage_member}) for piece in pieces[:-1]]
+                    if pieces:
+                        more = {"timings": timings(one)} if isinstance(one, Completion) else {}
+                        events.append(event({**head, "choices": [pieces[-1]], **usage_member, **more}))
+                if events:
+                    yield b"".join(events)
+            if self._with_usage:
+                in_order = [done[index] for index in sorted(done)]
+                yield event({**head, "choices": [], "usage": usage(in_order, self._prompts)})
+        except Exception as error:
+            yield event(as_api_error(error).body())
+        yield DONE

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,23 +25,28 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what `events` yields; closes it at once, even while it waits, when the client leaves."""
+    """Sends what `events` yields and calls `close` at the end, which comes at once when the client leaves."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        self.events = events
+    def __init__(self, events: AsyncGenerator[bytes], close: Callable[[], None]) -> None:
+        self._events = events
+        self._close = close
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request (ASGI)."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await until_gone(self._send(send), receive)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await until_gone(self._send(send), receive)
+        finally:
+            self._close()
 
     async def _send(self, send: Send) -> None:
-        async for piece in self.events:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        async with aclosing(self._events) as events:
+            async for piece in events:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

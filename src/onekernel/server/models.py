@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onekernel.server.api_error import ApiError
 from onekernel.server.json_response import JsonResponse
 from onekernel.server.service import Service
 
@@ -30,13 +29,9 @@ async def one_model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """Say 200 when requests are taken, else 503 with the reason."""
     service: Service = request.app.state.service
-    if service.state == "ready":
+    if (refusal := service.refusal) is None:
         return JsonResponse({"status": "ok"})
-    try:
-        _ = service.engine
-    except ApiError as error:
-        return JsonResponse({"status": service.state, "reason": error.message}, 503, headers=error.headers)
-    return JsonResponse({"status": "ok"})
+    return JsonResponse({"status": service.state, "reason": refusal.message}, refusal.status, headers=refusal.headers)
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class _Process:
                 create_app(service),
                 http=protocol,
                 log_config=None,
+                log_level="error",  # clients that speak no HTTP are no news
                 lifespan="off",
                 ws="none",
                 server_header=False,

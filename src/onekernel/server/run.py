@@ -127,18 +127,19 @@ class Run:
         return deliver
 
     async def _next(self, keep_alive_s: float | None) -> list[tuple[int, Event]]:
-        if not self._arrived:
+        """Return what has arrived, after waiting for it; nothing only after `keep_alive_s`."""
+        while not self._arrived:
+            self._wake.clear()
             rest = max(self._deadline - time.monotonic(), 0.0)
             try:
                 async with asyncio.timeout(rest if keep_alive_s is None else min(keep_alive_s, rest)):
-                    await self._wake.wait()
+                    await self._wake.wait()  # may also be the wake-up of an event that was taken already
             except TimeoutError:
                 if time.monotonic() < self._deadline:
                     return []
                 raise self._too_late() from None
-        elif time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline:
             raise self._too_late()
-        self._wake.clear()
         self._woken = False
         batch = []
         while self._arrived:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 from onekernel.engine.engine import Engine
 from onekernel.server.api_error import ApiError, without_paths
@@ -54,10 +54,10 @@ class Service:
         return without_paths(str(engine.failure)) or type(engine.failure).__name__
 
     @property
-    def engine(self) -> Engine:
-        """The engine; raises a 503 ApiError while there is none or after it has failed."""
+    def refusal(self) -> ApiError | None:
+        """Return why no request is taken now, None if they are."""
         if self.loaded_engine is None:
-            raise ApiError(
+            return ApiError(
                 503,
                 "the model is still loading; try again in a few seconds (/health says when it is ready)",
                 kind="server_error",
@@ -65,8 +65,15 @@ class Service:
                 headers={"Retry-After": "2"},
             )
         if self.failure is not None:
-            raise ApiError(503, f"the engine failed: {self.failure}", kind="server_error", code="engine_failed")
-        return self.loaded_engine
+            return ApiError(503, f"the engine failed: {self.failure}", kind="server_error", code="engine_failed")
+        return None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; raises `refusal` if there is one."""
+        if (refusal := self.refusal) is not None:
+            raise refusal
+        return cast("Engine", self.loaded_engine)
 
     def model_named(self, name: str | None) -> str:
         """Return the name an answer carries; raises a 404 ApiError for one that is not served."""

@@ -109,6 +109,7 @@ def test_a_tokenizer_covers_every_byte_and_its_end_is_0(tmp_path: Path) -> None:
     [
         ("--minutes 0", "--minutes is 0.0"),
         ("--rate nan", "--rate is nan"),
+        ("--epochs -1", "--epochs is -1.0"),
         ("--steps 0", "--steps is 0"),
         ("--warm-up 0", "--warm-up is 0"),
         ("--hidden 320", "--hidden is 320; it must be a multiple of 256"),

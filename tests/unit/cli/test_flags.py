@@ -57,6 +57,26 @@ def test_engine_flags(arguments: str, field: str, value: object) -> None:
     assert engine_config(parse("model", *arguments.split())) == EngineConfig(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        ("--slice-tokens 8", "slice_tokens", 8),
+        ("--max-waiting 0", "max_waiting", 0),
+        ("--kv-tokens 9000", "kv_tokens", 9000),
+        ("--no-prefix-cache", "prefix_cache", False),
+        ("-c 512", "prefix_cache", True),
+    ],
+)
+def test_flags_of_who_shares_the_engine(arguments: str, field: str, value: object) -> None:
+    assert getattr(engine_config(parse("model", *arguments.split(), command="serve")), field) == value
+
+
+@pytest.mark.parametrize("flag", ["--slice-tokens 0", "--max-waiting -1", "--kv-tokens -1"])
+def test_their_values_out_of_range_are_named_with_the_flag(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag.replace(' ', ' is ')}; it must be a whole number of at least"):
+        engine_config(parse("model", *flag.split(), command="serve"))
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "bench", "info"])
 def test_the_model_is_a_word_or_a_flag(command: str) -> None:
     for arguments in (["path"], ["-m", "path"], ["--model", "path"]):

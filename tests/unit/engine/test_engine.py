@@ -59,9 +59,7 @@ def test_ignore_eos_goes_on_and_stop_token_ids_end(start: Start) -> None:
     assert (done.text, done.token_ids, done.finish_reason) == ("AB", (65, EOS, 66), "stop")
 
 
-@pytest.mark.complaint(
-    "I3", file="engine/engine.py", old="params.max_tokens or room", new="params.max_tokens or 100"
-)
+@pytest.mark.complaint("I3", file="engine/engine.py", old="params.max_tokens or room", new="params.max_tokens or 100")
 def test_without_max_tokens_an_answer_may_fill_the_context(start: Start) -> None:
     engine, backend = start([65] * 500, max_context=300)
     done = answer(engine)

@@ -21,8 +21,9 @@ from onekernel.engine.paged_backend import PagedSequence
 from onekernel.engine.request import CancelToken, Completion
 from onekernel.engine.running_launch import STUCK_EXIT_CODE, Patience
 from onekernel.engine.stream import AnswerStream
-from onekernel.errors import DeviceError, NumericError
+from onekernel.errors import ConfigError, DeviceError, NumericError
 from onekernel.models.model import Model
+from onekernel.phases.choose import TokenCounts, choose
 from onekernel.text.tokenizer import Tokenizer
 from tests.megakernels import (
     Reference,
@@ -172,20 +173,70 @@ def test_a_stop_string_ends_the_launch(rig: Rig, engine: Engine, answer: list[in
     assert rig.kernel.ended()
 
 
-def test_sampling_takes_a_launch_a_token_and_the_reference_s_logits(rig: Rig) -> None:
-    sampling = Sampling(temperature=1.0, seed=5, logprobs=2, repetition_penalty=1.1, logit_bias={7: 1.0})
+SAMPLED = Sampling(
+    temperature=1.0,
+    top_k=40,
+    top_p=0.95,
+    seed=5,
+    logprobs=2,
+    repetition_penalty=1.1,
+    frequency_penalty=0.2,
+    logit_bias={7: 1.0},
+)
+
+
+def test_a_sampled_answer_is_one_launch_and_the_reference_s(rig: Rig) -> None:
+    """The log probabilities are those of the model; the last token is the one drawn from the kernel's own logits."""
     before = rig.kernel.launches
     sequence = rig.backend.open(rig.prompt, PROMPT_TOKENS + 4)
+    assert isinstance(sequence, PagedSequence)
     rig.backend.prefill(sequence, CancelToken(), lambda done, total: None)
-    tokens = list(rig.backend.decode(sequence, sampling, 4, frozenset(), CancelToken()))
+    tokens = list(rig.backend.decode(sequence, SAMPLED, 4, frozenset(), CancelToken()))
     rig.backend.release(sequence)
-    assert rig.kernel.launches - before == 4
+    assert rig.kernel.launches - before == 1
     ids = [token.token_id for token in tokens]
     wanted = rig.reference.logits(rig.prompt, ids).log_softmax(dim=1)
     for token, row in zip(tokens, wanted, strict=True):
         assert token.logprob == pytest.approx(float(row[token.token_id]), abs=0.1)
         assert len(token.top) == 2
-    assert rig.decode(4, sampling=sampling)[0] == ids
+    counts = TokenCounts.start(rig.prompt + ids[:-1], PROMPT_TOKENS, rig.config.vocab_size)
+    logits, limit = rig.megakernel.logits[0], int(rig.megakernel.plan.header["vocab_limit"])
+    assert choose(logits, SAMPLED, PROMPT_TOKENS + 3, counts, vocab_limit=limit).token_id == ids[-1]
+
+
+def test_a_sampled_answer_goes_on_where_its_reader_stopped(rig: Rig) -> None:
+    """What the kernel made beyond that does not count: neither tokens, nor positions, nor penalties."""
+    whole = rig.decode(6, sampling=SAMPLED)[0]
+    short = MegakernelBackend(rig.megakernel, memory=MemoryReport(0, 0, 0), launch_tokens=4, patience=PATIENCE)
+    assert rig.decode(6, sampling=SAMPLED, backend=short)[0] == whole
+    sequence = rig.backend.open(rig.prompt, PROMPT_TOKENS + 6)
+    assert isinstance(sequence, PagedSequence)
+    rig.backend.prefill(sequence, CancelToken(), lambda done, total: None)
+    got: list[int] = []
+    while len(got) < 6:
+        tokens = rig.backend.decode(sequence, SAMPLED, 6 - len(got), frozenset(), CancelToken())
+        got += [token.token_id for _, token in zip(range(3), tokens, strict=False)]
+        tokens.close()
+        assert sequence.tokens == rig.prompt + got and sequence.length == len(sequence.tokens) - 1
+    rig.backend.release(sequence)
+    assert got == whole
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
+def test_a_mask_is_an_input_of_the_kernel_and_must_leave_something(rig: Rig, sampling: Sampling) -> None:
+    mask = torch.zeros(rig.config.vocab_size, dtype=torch.bool)
+    for allowed in ([31], []):
+        mask[:] = False
+        mask[allowed] = True
+        sequence = rig.backend.open(rig.prompt, PROMPT_TOKENS + 1)
+        rig.backend.prefill(sequence, CancelToken(), lambda done, total: None)
+        tokens = rig.backend.decode(sequence, sampling, 1, frozenset(), CancelToken(), mask)
+        if allowed:
+            assert [token.token_id for token in tokens] == allowed
+        else:
+            with pytest.raises(ConfigError, match=f"no token is left at position {PROMPT_TOKENS}: the mask"):
+                next(tokens)
+        rig.backend.release(sequence)
 
 
 def test_what_needs_logits_but_changes_none_gives_the_same_answer(rig: Rig, answer: list[int]) -> None:

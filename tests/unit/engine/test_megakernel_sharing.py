@@ -56,6 +56,7 @@ def test_two_answers_in_slices_are_two_answers_alone(rig: Rig, start: Callable[[
     check(rig, prompts[0], answers[0], 6)
 
 
+@pytest.mark.slow
 def test_a_launch_is_cut_when_somebody_comes(rig: Rig, start: Callable[[int], Engine]) -> None:
     engine = start(2)
     long = ask(engine, rig.prompt[:30], max_tokens=24)
@@ -70,6 +71,7 @@ def test_a_launch_is_cut_when_somebody_comes(rig: Rig, start: Callable[[int], En
     assert engine.status().kv_pages_used == 0
 
 
+@pytest.mark.slow
 def test_the_next_turn_of_a_chat_reads_the_pages_of_the_last_one(rig: Rig, start: Callable[[int], Engine]) -> None:
     """One page is of the prompt's prefill, the next was filled by the kernel, word by word."""
     engine = start(64)

@@ -25,7 +25,7 @@ def test_needs_are_what_this_model_and_this_context_take() -> None:
     assert plan.total_bytes == plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes
 
 
-@pytest.mark.complaint("C2", file="engine/memory.py", old="largest = pages * PAGE_TOKENS", new="largest = context")
+@pytest.mark.complaint("C2", file="engine/memory.py", old="largest = one * PAGE_TOKENS", new="largest = context")
 def test_too_little_memory_names_needs_free_largest_context_and_flag() -> None:
     full = plan_memory(CONFIG, torch.bfloat16, "cpu", 8192)
     free = full.total_bytes - full.kv_bytes // 2

@@ -19,6 +19,7 @@ from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.packed_prefill import PackedPrefill, usable_variants, why_not, workspace_bytes
 from onekernel.engine.paged_backend import PagedSequence
 from onekernel.engine.request import CancelToken
+from onekernel.errors import ConfigError
 from onekernel.kernels.prefill.variants import VARIANTS
 from onekernel.models.model import Model
 from tests.megakernels import Reference, checkpoint_of, packed_of, prompt_of, put_together, small_plan, weights_of
@@ -75,6 +76,15 @@ def test_a_chunk_is_eight_launches_a_layer_and_three_in_the_last() -> None:
     assert notes[4] == ("attention", 4 * 2, (100, 64))
     assert all(numbers == (100,) for name, _, numbers in notes if name == "product")
     assert prefill.activations.ids[:100].tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(("tokens", "start"), [(0, 0), (49, 0), (16, 241), (1, -1)])
+def test_what_is_no_chunk_is_refused(tokens: int, start: int) -> None:
+    config = CONFIGS["llama"]
+    whole = Whole.of(config, random_weights(config))
+    prefill = PackedPrefill(whole.packed, whole.cache(), lambda spec: Recorder(spec, []), sms=4, chunk_tokens=48)
+    with pytest.raises(ConfigError, match=f"{tokens} tokens from position {start} on are no chunk"):
+        prefill.run([0] * tokens, whole.table, start)
 
 
 @pytest.mark.parametrize("name", ["odd", "head256", "tied"])

@@ -117,8 +117,7 @@ def test_gradients_are_those_of_the_dense_formula() -> None:
         torch.testing.assert_close(mine, tensor.grad)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("route", "gated"), [(ROUTES[0], True), (ROUTES[1], False), (ROUTES[3], True)])
 def test_the_operator_keeps_to_pytorchs_rules(route: Route, gated: bool) -> None:
     """Its schema says what it changes, and its fake version has the result's shape, dtype and strides."""
     gate, up, down = weights(64, 160)

@@ -152,17 +152,23 @@ def test_tokens_unlike_those_measured_are_measured_again() -> None:
     assert router.measured.nonzero_fraction == pytest.approx(0.3, rel=0.1)
 
 
-def test_dense_calls_are_measured_now_and_then() -> None:
-    router = Router(SHAPE, HIDDEN, INNER)
+@pytest.mark.parametrize("way", ["dense", "gather"])
+def test_calls_that_pack_nothing_are_measured_now_and_then(way: str) -> None:
+    cheap = Costs(call_us=1e9) if way == "gather" else Costs(call_us=1e9, gathered_bytes_per_us=1.0)
+    router = Router(SHAPE, HIDDEN, INNER, costs=cheap)
     looked = []
     for _ in range(2 * MEASURE_EVERY + 3):
         router.next(4)
         measured = router.measurement(CPU)
         looked.append(measured is not None)
         if measured is not None:
-            measured.copy_(TwellStatistics.measure(torch.ones(4, INNER, dtype=torch.bool), router.tile_columns))
+            active = torch.zeros(4, INNER, dtype=torch.bool)
+            active[:, :8] = True
+            measured.copy_(TwellStatistics.measure(active, router.tile_columns))
         router.sent(4, totals, measured)
     assert [turn for turn, found in enumerate(looked) if found] == [0, MEASURE_EVERY + 1, 2 * MEASURE_EVERY + 2]
+    assert router.measured is not None
+    assert router.measured.route.name == way
 
 
 def test_overflow_widens_the_tiles_of_later_calls() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onekernel.errors import ConfigError
 from onekernel.ops import ternary
@@ -35,6 +37,16 @@ def test_a_product_has_the_reference_s_bits(layout: str, name: str) -> None:
     assert torch.equal(ternary_linear(q, scale, weight, torch.bfloat16), got.bfloat16())
     want_q, want_scale = quantise_activations(x.view(10, -1))
     assert torch.equal(q.view(10, -1), want_q) and torch.equal(scale.view(10, 1), want_scale)
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 40), k=st.integers(1, 200), tokens=st.integers(1, 20), seed=st.integers(0, 2**31))
+def test_sums_are_the_integers_own(n: int, k: int, tokens: int, seed: int) -> None:
+    """With scales 1 a float32 result is the sum itself."""
+    matrix = replace(random_matrix(n, k, seed), scales=torch.ones(1))
+    x, _ = random_activations(tokens, k, seed)
+    got = ternary_linear(x, torch.ones(tokens), TensorCoreTiles.pack(matrix))
+    assert torch.equal(got.long(), integer_sums(x, matrix))
 
 
 @pytest.mark.complaint(

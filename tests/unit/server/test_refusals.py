@@ -189,6 +189,11 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(http: httpx.Clie
         assert "1024" in error["message"]
 
 
+def test_parameters_that_overflow_are_the_callers_mistake(http: httpx.Client) -> None:
+    body = {"messages": HI, "max_tokens": 1, "temperature": 1, "repetition_penalty": 1e-300}
+    assert "milder" in refused(http.post("/v1/chat/completions", json=body))["message"]
+
+
 def test_a_full_queue_says_when_to_come_back(scripted: Start) -> None:
     from onekernel.config import EngineConfig
 

@@ -98,5 +98,8 @@ def test_refused_by_name(tmp_path: Path, options: dict[str, Any], words: str) ->
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"architecture 'gemma2', .* known are llama, qwen2, qwen3, bitnet, bitnet-b1.58: use"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"architecture 'gemma2', .* known are llama, qwen2, qwen3, bitnet, bitnet-b1.58: use",
+    ):
         GgufCheckpoint(write_gguf(tmp_path / "gemma.gguf", {}, "gemma2"))

@@ -1,9 +1,10 @@
 // Activations times a packed matrix: (tokens, K) bf16 rows times the weights of onekernel/weights/dense.py, float sums.
 //
 // A CTA makes a tile of PF_TOKENS tokens x PF_ROWS weight rows, whole in K: stages of PF_K_UNITS * 64 columns come by
-// asynchronous copies, and PF_WARPS_M x PF_WARPS_N warps multiply them. Both operands lie in shared memory as units of
-// 8 rows x 64 columns in the order of the packed weights, so a lane finds its fragments of A (two units of tokens) or B
-// (one unit of weights) for two products in 16 bytes, without bank conflicts.
+// asynchronous copies, and PF_WARPS_M x PF_WARPS_N warps multiply them. The copies' pieces of 16 bytes are 8
+// neighbouring columns of a row in both operands, so both lie in shared memory as units of 8 rows x 64 columns in their
+// own order, and ldmatrix makes the fragments. It leaves those of A in registers that follow each other, as products
+// want them; loading pieces in packed order would need four moves for each product.
 //
 // Every sum goes over K in one order, 16 columns at a time into one accumulator, whatever the tile: a token's results
 // depend neither on how many tokens come with it nor on the variant, and the choice of one is a matter of speed alone.
@@ -11,6 +12,7 @@
 // Constants: PF_TOKENS, PF_ROWS, PF_WARPS_M, PF_WARPS_N, PF_K_UNITS, PF_STAGES, PF_CTAS_PER_SM, PF_ROWS_4.
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
+#include "ptx/matrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
 
@@ -26,12 +28,9 @@ static_assert(ROW_COPIES * THREADS == ROW_UNITS * PF_K_UNITS * PIECES && N_TILES
 
 enum Result : u32 { STORE = 0, ADD = 1, SILU = 2, RELU = 3, RELU2 = 4 };
 
-// Where a piece of a unit lies: [half][row][quarter], as in the packed weights, but that the rows of half 1 change
-// places in pairs. Then 8 threads that copy a token's 128 bytes write to 8 different banks, and 8 lanes still read from
-// 8.
-__device__ __forceinline__ u32 piece_at(u32 half, u32 row, u32 quarter) {
-  return (half * 32 + ((row * 4 + quarter) ^ (half * 4))) * 16;
-}
+// Where columns 8 * piece to 8 * piece + 7 of a unit's row lie. The pieces of a row change places, so that the 8 rows
+// of a matrix are in different banks, and so are the pieces that 8 threads copy at once.
+__device__ __forceinline__ u32 piece_at(u32 row, u32 piece) { return row * 128 + (piece ^ row) * 16; }
 
 // What a thread copies of every stage: the places of its pieces in memory, without what grows along K.
 struct Copies {
@@ -65,37 +64,40 @@ struct Copies {
 #pragma unroll
     for (u32 n = 0; n < TOKEN_COPIES; n++) {
       const u32 i = threadIdx.x + n * THREADS, unit = i / PIECES % TOKEN_UNITS, k = i / PIECES / TOKEN_UNITS;
-      u8* to = stage + (k * UNITS + unit) * UNIT_BYTES + piece_at(i % 2, i / 8 % 8, i % 8 / 2);
+      u8* to = stage + (k * UNITS + unit) * UNIT_BYTES + piece_at(i / 8 % 8, i % 8);
       if (PF_K_UNITS == 1 || first_unit + k < k_units) async_copy(to, x + x_from[n] + (first_unit + k) * 128, true);
     }
 #pragma unroll
     for (u32 n = 0; n < ROW_COPIES; n++) {
       const u32 i = threadIdx.x + n * THREADS, unit = i / PIECES % ROW_UNITS, k = i / PIECES / ROW_UNITS;
       const u32 at = first_unit + k, along = PF_ROWS_4 ? at / 2 * UNIT_BYTES + at % 2 * 256 : at * UNIT_BYTES;
-      u8* to = stage + (k * UNITS + TOKEN_UNITS + unit) * UNIT_BYTES + piece_at(i / 32 % 2, i / 4 % 8, i % 4);
+      u8* to = stage + (k * UNITS + TOKEN_UNITS + unit) * UNIT_BYTES + piece_at(i / 4 % 8, i % 4 * 2 + i / 32 % 2);
       if (PF_K_UNITS == 1 || at < k_units) async_copy(to, weights + rows_from[n] + along, true);
     }
   }
 };
 
-// Adds the products over 64 columns. x: the warp's first unit of tokens, w: its first of weights.
+// Adds the products over 64 columns, 16 at a time. x: the warp's first unit of tokens, w: its first of weights.
 __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILES][4], const u8* x, const u8* w) {
+  const u32 lane = lane_index();
 #pragma unroll
-  for (u32 half = 0; half < 2; half++) {
-    const u32 at = piece_at(half, lane_index() / 4, lane_index() % 4);
-    uint4 low[M_TILES], high[M_TILES];
+  for (u32 pair = 0; pair < 2; pair++) {
+    u32 a[2][M_TILES][4];
 #pragma unroll
-    for (u32 m = 0; m < M_TILES; m++) {
-      low[m] = *reinterpret_cast<const uint4*>(x + 2 * m * UNIT_BYTES + at);
-      high[m] = *reinterpret_cast<const uint4*>(x + (2 * m + 1) * UNIT_BYTES + at);
+    for (u32 k = 0; k < 2; k++) {
+      const u8* rows = x + lane / 8 % 2 * UNIT_BYTES + piece_at(lane % 8, pair * 4 + k * 2 + lane / 16);
+#pragma unroll
+      for (u32 m = 0; m < M_TILES; m++) load_matrices(a[k][m], rows + 2 * m * UNIT_BYTES);
     }
 #pragma unroll
     for (u32 n = 0; n < N_TILES; n++) {
-      const uint4 b = *reinterpret_cast<const uint4*>(w + n * UNIT_BYTES + at);
+      u32 b[4];
+      load_matrices(b, w + n * UNIT_BYTES + piece_at(lane % 8, pair * 4 + lane / 8));
 #pragma unroll
-      for (u32 m = 0; m < M_TILES; m++) mma_bf16(sums[m][n], low[m].x, high[m].x, low[m].y, high[m].y, b.x, b.y);
+      for (u32 k = 0; k < 2; k++)
 #pragma unroll
-      for (u32 m = 0; m < M_TILES; m++) mma_bf16(sums[m][n], low[m].z, high[m].z, low[m].w, high[m].w, b.z, b.w);
+        for (u32 m = 0; m < M_TILES; m++)
+          mma_bf16(sums[m][n], a[k][m][0], a[k][m][1], a[k][m][2], a[k][m][3], b[2 * k], b[2 * k + 1]);
     }
   }
 }

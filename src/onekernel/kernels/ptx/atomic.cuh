@@ -1,4 +1,4 @@
-// Read-modify-write on global memory. Never on floats: their sum would depend on who comes first.
+// Read-modify-write on global memory and on shared memory. Never on floats: their sum would depend on who comes first.
 #pragma once
 
 #include "ptx/platform.cuh"
@@ -9,6 +9,28 @@ __device__ __forceinline__ void add_relaxed_gpu(u32* to, u32 value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 #else
   shim::add(to, value, shim::Order::RELAXED);
+#endif
+}
+
+__device__ __forceinline__ void add_relaxed_gpu(u64* to, u64 value) {
+#ifdef __CUDACC__
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+#else
+  shim::add(to, value, shim::Order::RELAXED);
+#endif
+}
+
+// Adds to a word in shared memory and returns what it was; orders nothing else.
+__device__ __forceinline__ u32 fetch_add_cta(u32* to, u32 value) {
+#ifdef __CUDACC__
+  u32 old;
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "r"(shared_address(to)), "r"(value)
+               : "memory");
+  return old;
+#else
+  return shim::add(to, value, shim::Order::RELAXED);
 #endif
 }
 

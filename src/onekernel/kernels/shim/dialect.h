@@ -54,5 +54,6 @@ inline float rsqrtf(float value) { return 1.0f / sqrtf(value); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(static_cast<unsigned>(bits)) : 32; }
+using std::ceil;
 using std::max;
 using std::min;

@@ -59,10 +59,12 @@ inline void store(T* to, T value, Order order) {
     perform({to, value, sizeof value});
 }
 
-inline void add(u32* to, u32 value, Order order) {
+// Returns what the word was before.
+template <class T>
+inline T add(T* to, T value, Order order) {
   scheduling_point();
   flush(*self->block, order == Order::RELEASE ? nullptr : to);
-  __atomic_fetch_add(to, value, order == Order::RELEASE ? __ATOMIC_RELEASE : STORE_RELAXED);
+  return __atomic_fetch_add(to, value, order == Order::RELEASE ? __ATOMIC_RELEASE : STORE_RELAXED);
 }
 
 inline u64 compare_and_swap(u64* word, u64 expected, u64 wanted) {

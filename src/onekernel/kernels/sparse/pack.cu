@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS * 32, 4)
         u32 slot = count + warp_prefix(__popc(mask), found);
         for (; mask; mask &= mask - 1, slot++) {
           const u32 i = __ffs(mask) - 1;
-          const float value = __uint_as_float(half_of(i < 8 ? low : high, i % 8) << 16);
+          const float value = __uint_as_float((i < 8 ? half_of(low, i) : half_of(high, i - 8)) << 16);
           if (slot < capacity) words[at * capacity + slot] = word_of(column - first + i, activate<PACK_SQUARE>(value));
         }
         count += found;

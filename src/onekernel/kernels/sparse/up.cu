@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint4& even, con
   mma_bf16(sum, even.z, odd.z, even.w, odd.w, x.z, x.w);
 }
 
-extern "C" __global__ void __launch_bounds__(UP_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1)
     sparse_up(const uint4* x,     // (tokens, hidden) bf16
               const uint4* up,    // (inner, hidden) bf16
               const u32* words,   // (tokens, tiles, capacity), columns counted from `first`; capacity is even
@@ -63,22 +63,25 @@ extern "C" __global__ void __launch_bounds__(UP_WARPS * 32)
     for (u32 distance = 4; distance < WARP; distance *= 2) most = max(most, shuffle_xor(most, distance));
     const uint2* pairs = reinterpret_cast<const uint2*>(words + at * capacity);
     float2* out = reinterpret_cast<float2*>(partial + (static_cast<u64>(slice) * tokens * tiles + at) * capacity);
+    uint2 pair = count > 0 ? pairs[0] : make_uint2(0, 0);
     for (u32 entry = 0; entry < most; entry += 2) {
-      const uint2 pair = entry < count ? pairs[entry / 2] : make_uint2(0, 0);
+      const uint2 next = entry + 2 < count ? pairs[entry / 2 + 1] : make_uint2(0, 0);
       const u32 even_row = entry < count ? word_column(pair.x) - offset : 0;
       const u32 odd_row = entry + 1 < count ? word_column(pair.y) - offset : 0;  // else the word means nothing
-      float sum[4] = {};
+      float sum[4] = {}, more[4] = {};  // two chains of products, half as long
 #pragma unroll
       for (u32 block = 0; block < UP_BLOCKS; block++) {
         uint4 even_low, even_high, odd_low, odd_high;
         load_row(weights + even_row * UP_VECTORS + block * 8, t, odd, even_low, even_high);
         load_row(weights + odd_row * UP_VECTORS + block * 8, t, odd, odd_low, odd_high);
         multiply(sum, even_low, odd_low, x_low[block]);
-        multiply(sum, even_high, odd_high, x_high[block]);
+        multiply(more, even_high, odd_high, x_high[block]);
       }
+      pair = next;
       // Column `group` of rows group and group + 8 is held by the lane whose columns are 2t and 2t + 1.
       if (t == group / 2 && entry < count)
-        out[entry / 2] = odd ? make_float2(sum[1], sum[3]) : make_float2(sum[0], sum[2]);
+        out[entry / 2] =
+            odd ? make_float2(sum[1] + more[1], sum[3] + more[3]) : make_float2(sum[0] + more[0], sum[2] + more[2]);
     }
   }
 }

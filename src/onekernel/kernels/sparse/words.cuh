@@ -25,7 +25,7 @@ __device__ __forceinline__ bool kept(u32 bits) {
 }
 
 // Value i of eight in one vector, as 16 bits.
-__device__ __forceinline__ u32 half_of(const uint4& v, u32 i) {
+__device__ __forceinline__ u32 half_of(uint4 v, u32 i) {
   const u32 word = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
   return i % 2 ? word >> 16 : word & 0xffffu;
 }

@@ -70,6 +70,13 @@ WITH_GROUPS = PrefillShape(strips=4, tokens=64, row_warps=2, token_warps=2, stag
 """The totals of ended groups take the registers of a larger tile."""
 
 
+def prefill_shapes(group: int = 0, bf16: bool = False) -> list[PrefillShape]:
+    """Return every shape that may be chosen."""
+    if group:
+        return [replace(WITH_GROUPS, group=group, bf16=bf16)]
+    return [replace(shape, bf16=bf16) for shape in CANDIDATES]
+
+
 def choose_prefill(strips: int, tokens: int, *, group: int = 0, bf16: bool = False, sms: int = 132) -> PrefillShape:
     """Return the shape with which the busiest SM has the least to do."""
     if group:

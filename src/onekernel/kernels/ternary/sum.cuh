@@ -49,3 +49,15 @@ __device__ __forceinline__ void store_result(void* out, u64 at, float result) {
   else
     static_cast<float*>(out)[at] = result;
 }
+
+// Two results side by side, the second of which may lie past the end of its row.
+__device__ __forceinline__ void store_results(void* out, u64 at, float first, float second, bool both) {
+  if (!both || at % 2 == 1) {  // with an odd number of rows every other token's begin at an odd place
+    store_result(out, at, first);
+    if (both) store_result(out, at + 1, second);
+  } else if (TERNARY_BF16) {
+    static_cast<u32*>(out)[at / 2] = bf16_pair(first, second);
+  } else {
+    static_cast<float2*>(out)[at / 2] = make_float2(first, second);
+  }
+}

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "abi.cuh"
+#include "phases/choose/launch.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared_word.cuh"
@@ -39,17 +40,18 @@ struct Launch {
   u32 limit;                // tokens to make, 1 to MAX_LAUNCH_TOKENS
   u64* slots;               // pinned (limit, SEQUENCES): {token | bits, index + 1}
   const u32* cancel;        // pinned: not 0: end after the current token
-  float* logits;            // (SEQUENCES, logit_stride) of the last token made, or null
+  float* logits;            // (SEQUENCES, logit_stride) of the last token made; not written if logit_stride is 0
   u32 logit_stride;
   u32 stop_after;           // phase after which all CTAs leave, or NO_PHASE
   u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, long_phase stages
   u32 long_phase;
   TraceBuffer trace;              // used only where TRACED
+  Choosing choosing;
 };
 
 __host__ __device__ constexpr u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
 
-enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
+enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_STOPPED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
 
 // The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. What a build
 // fixes comes first, so that its offsets cost no registers; the rest are kept as offsets, since pointers would take two.
@@ -76,7 +78,7 @@ struct Shared {
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
   // (SEQUENCES, max_inputs / 2): pairs of bf16.
   __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
-  // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention: its scratch.
+  // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention and in the choice: their scratch.
   __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
   __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }

@@ -16,6 +16,7 @@ enum class Wait : u32 {
   VALUE = 3,   // the tagged word `id`
   SHARE = 4,   // the tagged word `id` in a cluster's distributed shared memory
   APPENDED = 5,  // keys and values of layer `id` to be appended by this CTA
+  CHOICE = 6,  // the tagged word `id` of the choice of a token
 };
 
 struct Watch {

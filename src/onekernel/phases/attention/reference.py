@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from onekernel.config import ModelConfig
 from onekernel.phases.attention.cache import KVCache
@@ -44,14 +45,18 @@ def attention(
         group = q.view(1, kv_heads, -1, head_dim)
         return F.scaled_dot_product_attention(group, keys[None], values[None]).reshape(1, -1).float()
     mixed = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=_causal(tokens, start, keys), enable_gqa=True
+        q.transpose(0, 1)[None], keys[None], values[None], **_causal(tokens, start, keys), enable_gqa=True
     )
     return mixed[0].transpose(0, 1).reshape(tokens, -1).float()
 
 
-def _causal(tokens: int, start: int, keys: torch.Tensor) -> torch.Tensor:
-    """Let each of `tokens` positions from `start` on see itself and what is before it."""
-    if keys.is_cuda and keys.dtype is torch.bfloat16:  # flash attention takes no mask, but knows this shape of one
-        bias: torch.Tensor = causal_lower_right(tokens, start + tokens)
-        return bias
-    return torch.ones(tokens, start + tokens, dtype=torch.bool, device=keys.device).tril(start)
+def _causal(tokens: int, start: int, keys: torch.Tensor) -> dict[str, Any]:
+    """Return the options that let each of `tokens` positions from `start` on see itself and what is before it."""
+    if keys.is_cuda and keys.dtype is torch.bfloat16:  # flash attention takes no mask, but knows these shapes of one
+        if start == 0:
+            return {"is_causal": True}
+        # Imported when it is needed: it brings torch._dynamo and sympy along, a third of the time of a start.
+        from torch.nn.attention.bias import causal_lower_right
+
+        return {"attn_mask": causal_lower_right(tokens, start + tokens)}
+    return {"attn_mask": torch.ones(tokens, start + tokens, dtype=torch.bool, device=keys.device).tril(start)}

@@ -44,7 +44,7 @@ def choose(
     (vocab,), is True where a token is allowed. `counts` is needed if a penalty is on. Greedy takes the highest adjusted
     logit, sampling draws; equal ones go to the lower id. The result depends on the arguments alone.
 
-    Raises NumericError if a logit below vocab_limit is NaN or infinite, ConfigError if no token is left.
+    Raises NumericError if a logit below vocab_limit is NaN or infinite, ConfigError if the parameters leave no token.
     """
     raw = logits[:vocab_limit].float()
     _demand_finite(raw, position)
@@ -77,7 +77,7 @@ def _demand_candidate(scores: Tensor, position: int) -> None:
             f"no token is left at position {position}: the mask and logit_bias together exclude all {len(scores)}"
         )
     if not math.isfinite(best):
-        raise NumericError(f"penalties and temperature made a score of {best} at position {position}; use milder ones")
+        raise ConfigError(f"penalties and temperature made a score of {best} at position {position}; use milder ones")
 
 
 def _likeliest(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:

@@ -21,7 +21,7 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
     u32 token = m.launch.first_tokens[threadIdx.x];
     if (m.token > 0) {
       // The word carries the tag of the token before.
-      const u32 word = m.header.token_word + threadIdx.x, want = (m.token - 1) * m.header.phases + m.header.phases;
+      const u32 word = m.header.token_word + threadIdx.x, want = m.token * m.header.phases;
       u64 got = 0;
       const bool ok = spin(m.watch, Wait::VALUE, word, want, [&](u64& seen) {
         got = load_relaxed_gpu(m.launch.exchange + word);

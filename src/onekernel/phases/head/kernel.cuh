@@ -5,21 +5,29 @@
 #include "tile/product.cuh"
 
 constexpr u32 NO_TOKEN = 0xFFFFFFFFu;      // of a CTA without rows
-constexpr u32 NOT_A_NUMBER = 0x7fc00000u;  // published in place of a logit if any was not finite
+constexpr u32 NOT_A_NUMBER = 0x7fc00000u;  // published in place of a logit if no token can be chosen
 constexpr float LOWEST = -3.402823466e38f;
 
 // Infinity minus itself is NaN, and so is NaN minus anything.
 __device__ __forceinline__ bool is_finite(float value) { return value - value == 0; }
 
-// The best of some logits; if any was not finite, `logit` is NaN, and stays so.
+// The best of some logits; if any was not finite, `logit` is NaN, stays so, and `token` says why: FAILED_LOGITS, or what
+// an other cause was given by; of several the lowest.
 struct Best {
   float logit;
   u32 token;
 
+  __device__ __forceinline__ void fail(u32 why) {
+    token = is_finite(logit) ? why : min(token, why);
+    logit = __uint_as_float(NOT_A_NUMBER);
+  }
+
+  // `other` is a logit, or what another Best has found.
   __device__ __forceinline__ void add(float other, u32 other_token) {
-    const bool better = other > logit || (other == logit && other_token < token);
-    if (is_finite(logit) && (better || !is_finite(other))) {
-      logit = is_finite(other) ? other : __uint_as_float(NOT_A_NUMBER);
+    if (!is_finite(other)) {
+      fail(other_token);
+    } else if (is_finite(logit) && (other > logit || (other == logit && other_token < token))) {
+      logit = other;
       token = other_token;
     }
   }
@@ -57,8 +65,8 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
       for (u32 i = 0; i < 2; i++) {
         const u32 token = rows.first + row + i;
         if (token >= m.header.vocab_limit) continue;
-        best.add(logits[i], token);
-        if (m.launch.logits != nullptr) m.launch.logits[static_cast<u64>(s) * m.launch.logit_stride + token] = logits[i];
+        best.add(logits[i], is_finite(logits[i]) ? token : FAILED_LOGITS);
+        if (m.launch.logit_stride > 0) m.launch.logits[static_cast<u64>(s) * m.launch.logit_stride + token] = logits[i];
       }
     }
     best.add_warp();
@@ -67,19 +75,29 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
   }
 }
 
-// After a meeting.
-__device__ __forceinline__ Best best_of_warps(const Machine& m, u32 sequence) {
+// Of all warps, after a meeting.
+__device__ __forceinline__ Best best_of(const Best* warps) {
   Best best{LOWEST, NO_TOKEN};
 #pragma unroll 1
-  for (u32 w = 0; w < MK_WARPS; w++) best.add(warp_bests(m, sequence)[w].logit, warp_bests(m, sequence)[w].token);
+  for (u32 w = 0; w < MK_WARPS; w++) best.add(warps[w].logit, warps[w].token);
   return best;
+}
+
+__device__ __forceinline__ Best best_of_warps(const Machine& m, u32 sequence) { return best_of(warp_bests(m, sequence)); }
+
+// The token, or TOKEN_FAILED and why there is none.
+__device__ __forceinline__ u32 outcome_of(const Best& best) {
+  if (!is_finite(best.logit)) return TOKEN_FAILED | best.token;
+  return best.token == NO_TOKEN ? TOKEN_FAILED | FAILED_EMPTY : best.token;
+}
+
+__device__ __forceinline__ void publish_best(const Machine& m, u32 sequence, const Best& best) {
+  const u32 word = m.header.best_word + (sequence * m.header.ctas + blockIdx.x) * 2;
+  m.give_word(word, __float_as_uint(best.logit));
+  m.give_word(word + 1, best.token);
 }
 
 // Publishes the best of the CTA's warps, after a meeting; every CTA does, also one without rows.
 __device__ __forceinline__ void publish_bests(const Machine& m) {
-  if (threadIdx.x >= SEQUENCES) return;
-  const Best best = best_of_warps(m, threadIdx.x);
-  const u32 word = m.header.best_word + (threadIdx.x * m.header.ctas + blockIdx.x) * 2;
-  m.give_word(word, __float_as_uint(best.logit));
-  m.give_word(word + 1, best.token);
+  if (threadIdx.x < SEQUENCES) publish_best(m, threadIdx.x, best_of_warps(m, threadIdx.x));
 }

@@ -6,13 +6,14 @@ import { currentSettings, setUpSettings } from "./settings.js";
 import { hideSpeed, Speed } from "./speed.js";
 import { loadKey, loadMessages, saveKey, saveMessages } from "./store.js";
 
-const RETRY_MS = 2000; // while the server loads its model
+const RETRY_MS = 2000; // while the server loads its model, or is gone
 const SAVE_MS = 1000; // how much of an answer a crash of the browser may lose
 
 const byId = (id) => document.getElementById(id);
 const [conversation, welcome, prompt, send, stop] = ["conversation", "welcome", "prompt", "send", "stop"].map(byId);
 
 let model = null;
+let retry = 0;
 let messages = loadMessages();
 let running = null; // the AbortController of the answer that is being made
 
@@ -21,9 +22,12 @@ function say(text) {
 }
 
 async function connect() {
+  clearTimeout(retry);
   try {
     model = await servedModel(loadKey());
-    byId("model").textContent = model.id;
+    const isLoading = !model.max_model_len; // which is known once the model is there
+    byId("model").textContent = isLoading ? `${model.id}, loading …` : model.id;
+    if (isLoading) retry = setTimeout(connect, RETRY_MS);
     document.title = `${model.id} · onekernel`;
     byId("key-form").hidden = true;
   } catch (error) {
@@ -32,8 +36,8 @@ async function connect() {
       askForKey();
       return;
     }
-    byId("model").textContent = error.status === 503 ? "loading …" : "not connected";
-    setTimeout(connect, RETRY_MS);
+    byId("model").textContent = "not connected";
+    retry = setTimeout(connect, RETRY_MS);
   }
 }
 
@@ -124,7 +128,7 @@ async function answer() {
 }
 
 function chunks(request, signal) {
-  const body = { model: model?.id ?? "", ...request, stream: true, stream_options: { include_usage: true } };
+  const body = { ...(model && { model: model.id }), ...request, stream: true, stream_options: { include_usage: true } };
   return streamAnswer(body, loadKey(), signal);
 }
 
@@ -136,7 +140,7 @@ function fail(message, error) {
   }
   message.state = "failed";
   message.error = error instanceof ApiError ? error.message : `The page failed: ${error.message}`;
-  if (error.status === 401) askForKey();
+  if (error instanceof ApiError) connect(); // it may want a key, serve another model by now, or be gone
 }
 
 function setRunning(isRunning) {

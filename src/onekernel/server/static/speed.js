@@ -29,7 +29,7 @@ export class Speed {
     const seenUs = this.#tokens > 1 ? ((this.#last - this.#first) * 1000) / (this.#tokens - 1) : 0;
     const usPerToken = timings?.predicted_per_token_ms ? timings.predicted_per_token_ms * 1000 : seenUs;
     line.hidden = false;
-    set("ttft", this.#first ? `${fine.format(this.#first - this.#sent)} ms` : "…");
+    set("ttft", this.#first ? duration(this.#first - this.#sent) : "…");
     set("rate", usPerToken ? `${fine.format(1e6 / usPerToken)} tok/s` : "…");
     set("time", usPerToken ? `${number.format(usPerToken)} µs/token` : "…");
     shareRow.hidden = !(this.#readLimitUs && usPerToken);
@@ -39,6 +39,10 @@ export class Speed {
 
 export function hideSpeed() {
   line.hidden = true;
+}
+
+function duration(ms) {
+  return ms < 1000 ? `${fine.format(ms)} ms` : `${fine.format(ms / 1000)} s`;
 }
 
 function set(id, text) {

@@ -17,6 +17,7 @@ from onekernel.weights.layout import expected_tensors
 from onekernel.weights.ternary import hf_packed, oracle
 from onekernel.weights.ternary.absmean import quantise
 from onekernel.weights.ternary.fused import by_group
+from onekernel.weights.ternary.int8_rows import quantise_rows
 from onekernel.weights.ternary.matrix import TernaryMatrix
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -56,22 +57,23 @@ class TernaryBlocks(Protocol):
 class TernaryCheckpoint:
     """The `Checkpoint` of a ternary model: packed projections have the shape that they stand for, scales are hidden.
 
-    Sub-norms have transformers' BitNet names. `read` returns what is dense, `ternary` and `int8` the rest.
+    Sub-norms have transformers' BitNet names. `read` returns what is dense, `ternary` and `int8_head` the rest.
     """
 
     def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
         """Raises ModelError if packed weights lack their scales, or nothing says what the scales mean."""
         self.settings: CheckpointSettings = stored.settings
-        self._stored = stored
+        self._stored, self._tied = stored, config.tie_word_embeddings
         self._ternary = config.ternary or Ternary()
-        self._names = {_canonical(name): name for name in stored.tensors}
-        expected = expected_tensors(config)
+        found, expected = stored.tensors, expected_tensors(config)
+        self._names = {_canonical(name): name for name in found}
+        self._types = {name: found[own].stored_type for name, own in self._names.items()}
         self._tensors = {
-            name: self._logical(name, stored.tensors[own], expected)
+            name: self._logical(name, found[own], expected)
             for name, own in self._names.items()
             if not name.endswith(SCALE)
         }
-        packed = [name for name in self._tensors if self._stored_type(name) == _PACKED]
+        packed = [name for name in self._tensors if self._types[name] == _PACKED]
         if any(self._scale_name(name) not in self._names for name in packed):
             raise ModelError(f"{self.settings.source} has packed ternary weights without weight_scale: fetch it again")
         if packed and "quantization_config" not in self.settings.config:
@@ -80,14 +82,6 @@ class TernaryCheckpoint:
                 "says whether to multiply by weight_scale or to divide; fetch config.json again"
             )
         self.convention = scale_convention(self.settings.config) if packed else "multiply"
-        head = self._tensors.get(HEAD)
-        if self._ternary.head == "int8" and (head is None or self._stored_type(HEAD) != _INT8):
-            raise ModelError(f"{self.settings.source}: config.json states an int8 head, and there is none in the files")
-
-    @property
-    def stored(self) -> Checkpoint:
-        """The files as they are."""
-        return self._stored
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -100,9 +94,9 @@ class TernaryCheckpoint:
             return self._ternary.head == "ternary"
         return name.endswith(tuple(f".{part}.weight" for part in PROJECTIONS))
 
-    def stored_name(self, name: str) -> str:
-        """Return the name in the files."""
-        return self._names[name]
+    def is_packed(self, name: str) -> bool:
+        """Whether a tensor is packed as Hugging Face packs, with scales of the config's convention."""
+        return self._types[name] == _PACKED
 
     def read(self, name: str) -> torch.Tensor:
         """Return a dense tensor on the CPU."""
@@ -125,28 +119,32 @@ class TernaryCheckpoint:
 
     def oracle_rows(self, name: str, rows: Sequence[int]) -> oracle.Rows:
         """Return rows of a projection, (len(rows), K) float64, by its format's definition; see `oracle`."""
-        own, kind = self._names[name], self._stored_type(name)
+        own, kind = self._names[name], self._types[name]
         if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
             return self._stored.oracle_rows(own, rows)
         if kind in _FLOATS:
             return oracle.master_rows(self._stored.read(own), rows, self._ternary.group)
         scales: oracle.Rows = self._stored.read(self._names[self._scale_name(name)]).to(torch.float64).numpy()
-        codes = oracle.hf_packed_rows(self._bytes(name), rows, self._tensors[name].shape[0], 1.0)
-        if scales.size > 1:
-            return codes * scales[list(rows)].repeat(codes.shape[1] // scales.shape[1], axis=1)
-        return codes / scales.item() if self.convention == "divide" else codes * scales.item()
+        codes = oracle.hf_packed_rows(self._bytes(name), rows, self._tensors[name].shape[0])
+        scales = scales[list(rows)].repeat(codes.shape[1] // scales.shape[1], axis=1) if scales.size > 1 else scales
+        return codes / scales if self.convention == "divide" else codes * scales
 
     def int8_head(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the int8 head: values (vocab_size, hidden_size) int8 and a scale for each row, float32."""
-        scales = self._stored.read(self._names[self._scale_name(HEAD)])
-        return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+        """Return the head as int8: values (vocab_size, hidden_size) and a scale for each row, float32.
+
+        Where the files have a dense one, or the embedding for it, that is quantised on `device`.
+        """
+        if self._types.get(HEAD) == _INT8:
+            scales = self._stored.read(self._names[self._scale_name(HEAD)])
+            return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+        return quantise_rows(self.read(EMBEDDING if self._tied else HEAD).to(device))
 
     def close(self) -> None:
         """Close the files."""
         self._stored.close()
 
     def _matrix(self, name: str, device: str) -> TernaryMatrix:
-        own, kind = self._names[name], self._stored_type(name)
+        own, kind = self._names[name], self._types[name]
         if isinstance(self._stored, TernaryBlocks) and self._stored.holds_ternary(own):
             found = self._stored.ternary(own)
             return replace(found, codes=found.codes.to(device), scales=found.scales.to(device))
@@ -174,9 +172,6 @@ class TernaryCheckpoint:
         if not isinstance(self._stored, PackedBytes):
             raise ModelError(f"{self.settings.source} cannot hold packed bytes, but {name} is stored as such")
         return self._stored.read_bytes(self._names[name])
-
-    def _stored_type(self, name: str) -> str:
-        return self._stored.tensors[self._names[name]].stored_type
 
     def _scale_name(self, name: str) -> str:
         return name.removesuffix(".weight") + SCALE

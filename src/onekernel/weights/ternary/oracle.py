@@ -17,10 +17,10 @@ AMBIGUOUS = 1e-4
 """Masters this near to half a scale may round either way in float32."""
 
 
-def hf_packed_rows(packed: torch.Tensor, rows: Sequence[int], count: int, scale: float) -> Rows:
-    """Return rows of Hugging Face's packing of `count` rows, times `scale`: row n is in byte row n mod ceil(N / 4)."""
+def hf_packed_rows(packed: torch.Tensor, rows: Sequence[int], count: int) -> Rows:
+    """Return codes of Hugging Face's packing of `count` rows: row n is in byte row n mod ceil(N / 4)."""
     stored, height = packed.cpu().numpy().astype(np.int64), -(-count // 4)
-    return np.stack([(stored[n % height] // 4 ** (n // height) % 4 - 1) * scale for n in rows]).astype(np.float64)
+    return np.stack([stored[n % height] // 4 ** (n // height) % 4 - 1.0 for n in rows])
 
 
 def master_rows(weight: torch.Tensor, rows: Sequence[int], group: int | None) -> Rows:

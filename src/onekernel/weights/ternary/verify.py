@@ -6,6 +6,7 @@ fluent nonsense (microsoft/BitNet, issues 284 and 600). Here they give an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,6 +20,9 @@ BLOCK_ROWS = 16
 
 TOLERANCE = 4e-6
 """Of the sum of absolute terms. Sums are exact; float32 rounds the scale, the product and, with group scales, a sum."""
+
+SCORES = (1e-5, 1e4)
+"""Between what attention scores deviate from 0 in a model that works; beyond, it attends to everything or to one."""
 
 
 def check_products(
@@ -52,3 +56,25 @@ def check_products(
                 f"{len(rows)} rows looked at differ): its packing or its scales "
                 "were read wrongly; please report this model"
             )
+
+
+def check_convention(view: TernaryCheckpoint, q_name: str, k_name: str, norm: torch.Tensor) -> None:
+    """Raise ModelError if packed scales make no sense as the config states them, but do the other way round.
+
+    The sizes of q and k follow from the norm's weights (hidden_size,), the scale and the share of codes that are not 0;
+    their product is the size of the first layer's attention scores. Not for models that norm q and k.
+    """
+    stated, inverted = 1.0, 1.0
+    for name in (q_name, k_name):
+        matrix = view.ternary(name)
+        width = float(norm.square().mean().sqrt()) * math.sqrt(matrix.codes.count_nonzero() / matrix.shape[0])
+        scale = float(matrix.scales.mean())
+        stated, inverted = stated * width * scale, inverted * width / max(scale, torch.finfo(torch.float32).tiny)
+    low, high = SCORES
+    if not low < stated < high and low < inverted < high:
+        other = "bitlinear" if view.convention == "multiply" else "autobitlinear"
+        raise ModelError(
+            f"{view.settings.source}: config.json says to {view.convention} by weight_scale, which gives attention "
+            f"scores of about {stated:.0e}; the other way round they are about {inverted:.0e}. The config's "
+            f'quantization_config.linear_class is wrong: "{other}" it must be'
+        )

@@ -145,7 +145,7 @@ def test_penalties_need_counts_and_may_not_overflow() -> None:
     with pytest.raises(ConfigError, match="TokenCounts"):
         choose(LOGITS, Sampling(presence_penalty=1.0), 0, vocab_limit=VOCAB)
     counts = TokenCounts.start([0], 1, 2)
-    with pytest.raises(NumericError, match="a score of inf at position 6"):
+    with pytest.raises(ConfigError, match="a score of inf at position 6"):
         choose(torch.tensor([1e30, 1.0]), Sampling(repetition_penalty=1e-30), 6, counts, vocab_limit=2)
 
 

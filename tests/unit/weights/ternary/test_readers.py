@@ -134,11 +134,14 @@ def test_group_scales_where_the_config_has_none_are_refused(tmp_path: Path) -> N
         opened(tmp_path).ternary(Q_PROJ)
 
 
-def test_an_int8_head_that_is_not_there_is_missed(tmp_path: Path) -> None:
-    models.write_packed(tmp_path, models.make(BITNET))
-    models.write_config(tmp_path, BITNET | {"quantization_config": BITNET["quantization_config"] | {"head": "int8"}})
-    with pytest.raises(ModelError, match="states an int8 head"):
-        opened(tmp_path)
+@pytest.mark.parametrize("config", [BITNET, LLAMA], ids=["tied", "untied"])
+def test_an_int8_head_that_is_stated_alone_is_made_of_the_dense_one(config: dict[str, Any], tmp_path: Path) -> None:
+    numbers = models.make(config)
+    models.write_packed(tmp_path, numbers)
+    models.write_config(tmp_path, config | {"quantization_config": config["quantization_config"] | {"head": "int8"}})
+    values, scales = opened(tmp_path).int8_head()
+    dense = numbers.dense["model.embed_tokens.weight" if config is BITNET else "lm_head.weight"]
+    assert ((values * scales[:, None] - dense).abs() <= 0.5001 * scales[:, None]).all()
 
 
 @pytest.mark.parametrize(

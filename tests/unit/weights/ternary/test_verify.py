@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,24 @@ def test_wrong_products_are_refused(wrong: type[Wrong], tmp_path: Path) -> None:
         ModelError, match=r"model.layers.0.self_attn.\w_proj.weight .* does not multiply as its file says"
     ):
         load(source, wrong)
+
+
+@pytest.mark.complaint(
+    "L6", file="weights/ternary/verify.py", old="low < inverted < high:", new="low < inverted < high < 0:"
+)
+@pytest.mark.parametrize("config", [BITNET, LLAMA], ids=["multiply", "divide"])
+def test_the_other_convention_in_the_config_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    """With scales as trained models have them, 0.02 or so; where they are near 1 the two hardly differ."""
+    numbers = models.make(config)
+    scales = {name: (scale / 8).astype("float32") for name, scale in numbers.scales.items()}
+    models.write_packed(tmp_path, models.with_scales(numbers, scales))
+    load(tmp_path)
+    turned = {"autobitlinear": "bitlinear"}.get(config["quantization_config"].get("linear_class"), "autobitlinear")
+    models.write_config(
+        tmp_path, config | {"quantization_config": config["quantization_config"] | {"linear_class": turned}}
+    )
+    with pytest.raises(ModelError, match=r"linear_class is wrong: \"(auto)?bitlinear\" it must be"):
+        load(tmp_path)
 
 
 def test_masters_near_a_threshold_do_not_matter(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from onekernel.cli.main import main
 from onekernel.config import ModelConfig, Ternary
-from onekernel.errors import ConfigError, ModelError
+from onekernel.errors import ModelError
 from onekernel.models.registry import model_config
 from onekernel.weights.architectures.bitnet_b158 import SUB_NORMS
 from onekernel.weights.open import open_checkpoint
@@ -121,8 +121,10 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", str(file), str(tmp_path / "x"), "--ternary"]) == 1
     assert "no Hugging Face directory" in capsys.readouterr().err
     checkpoint = open_checkpoint(str(tmp_path))
-    config = replace(model_config(checkpoint.settings.config), ternary=Ternary(head="ternary"))
-    with pytest.raises(ConfigError, match="the head is ternary already"):
-        write_ternary(checkpoint, config, tmp_path / "x", int8_head=True)
+    config = model_config(checkpoint.settings.config)
     with pytest.raises(ModelError, match="no Hugging Face directory"):
         write_ternary(checkpoint, replace(config, ternary=None), tmp_path / "x")
+    (tmp_path / "qwen").mkdir()
+    models.write_packed(tmp_path / "qwen", models.make(QWEN))
+    assert main(["convert", str(tmp_path / "qwen"), str(tmp_path / "x"), "--ternary", "--head", "int8"]) == 2
+    assert "the head is ternary already; one of another kind is made of a dense one" in capsys.readouterr().err
