@@ -118,6 +118,28 @@ def test_counting(run: Run) -> None:
     assert int(got.argmax()) + 1 == int(counters[1])
 
 
+def test_sums_of_all_threads(run: Run) -> None:
+    total = torch.zeros(2, dtype=torch.int64)
+    got = run(12, total, 128 * 4, block=128).view(torch.int32)
+    assert int(total[0]) == 128 * 2**40 + sum(range(128))
+    assert sorted(got.tolist()) == list(range(128))
+
+
+def test_quotients_are_rounded_to_nearest(run: Run) -> None:
+    """Both on ordinary numbers; `divide` also where they, or their quotient, are huge, tiny or infinite."""
+    draw = torch.Generator().manual_seed(2)
+    for exponents in (1, 40):
+        a, b = torch.randn(2, 128, generator=draw)
+        a, b = a * 2.0 ** torch.randint(-30, 30, (128,), generator=draw), b.abs() + 2.0**-exponents
+        a[:2] = 0.0
+        got = run(13, torch.stack([a, b], dim=1), 128 * 8, block=128).view(torch.float32).view(128, 2)
+        assert torch.equal(got, (a / b)[:, None].expand(128, 2))
+    ends = torch.tensor([3e38, -3e38, 1e-38, 1e-45, 7e-42, 1.0, 1e30, 2e-44])
+    a, b = (x.reshape(-1)[:64].repeat(2) for x in torch.meshgrid(ends, ends, indexing="ij"))
+    got = run(13, torch.stack([a, b], dim=1), 128 * 8, block=128).view(torch.float32).view(128, 2)
+    assert torch.equal(got[:, 0], a / b)
+
+
 @pytest.mark.parametrize("cluster", [2, 4])
 def test_clusters(run: Run, cluster: int) -> None:
     ctas = 8

@@ -6,11 +6,13 @@
 #include "ptx/clock.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/divide.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/dp4a.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/opaque.cuh"
 #include "ptx/shuffle.cuh"
 
 __device__ u32 bf16_words(const u16* at, u32 step) { return at[0] | static_cast<u32>(at[step]) << 16; }
@@ -261,6 +263,22 @@ __device__ void load_fragments(const u32* in, u32* out) {
   }
 }
 
+// Two sums of all threads, in global and in shared memory, and who came when to the second. sum (1), out (threads)
+__device__ void add_up(u64* sum, u32* out) {
+  u32* shared = reinterpret_cast<u32*>(dynamic_shared());
+  if (threadIdx.x == 0) *shared = 0;
+  __syncthreads();
+  add_relaxed_gpu(sum, (1ull << 40) + forget(threadIdx.x));
+  out[threadIdx.x] = fetch_add_cta(shared, 1);
+}
+
+// pairs (threads, 2), out (threads, 2)
+__device__ void divide_pairs(const float* pairs, float* out) {
+  const float a = pairs[threadIdx.x * 2], b = pairs[threadIdx.x * 2 + 1];
+  out[threadIdx.x * 2] = divide(a, b);
+  out[threadIdx.x * 2 + 1] = divide_ordinary(a, b);
+}
+
 extern "C" __global__ void __launch_bounds__(128) wrappers(i32 part, u8* in, u8* out) {
   u32* words = reinterpret_cast<u32*>(out);
   u16* halves = reinterpret_cast<u16*>(in);
@@ -277,5 +295,7 @@ extern "C" __global__ void __launch_bounds__(128) wrappers(i32 part, u8* in, u8*
     case 9: return wait_a_while(reinterpret_cast<u64*>(out));
     case 10: return copy_pieces(reinterpret_cast<u32*>(in), words);
     case 11: return load_fragments(reinterpret_cast<u32*>(in), words);
+    case 12: return add_up(reinterpret_cast<u64*>(in), words);
+    case 13: return divide_pairs(reinterpret_cast<float*>(in), reinterpret_cast<float*>(out));
   }
 }

@@ -52,6 +52,10 @@ def test_the_model_gets_what_the_flags_say() -> None:
         "max_context": 64,
         "backend": "auto",
         "threads": 2,
+        "slice_tokens": 64,
+        "max_waiting": 256,
+        "prefix_cache": True,
+        "kv_tokens": 0,  # the cache of one context: there is one request
         "revision": "main",
         "load_format": "dummy",
     }

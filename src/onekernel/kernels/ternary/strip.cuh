@@ -19,9 +19,9 @@
 constexpr u32 SPLIT = TERNARY_SPLIT, STAGES = TERNARY_STAGES, TOKENS = TERNARY_TOKENS;
 constexpr u32 STRIPS = TERNARY_WARPS / SPLIT;  // of a CTA
 constexpr u32 X_AT = UNIT_BYTES, SCALES_AT = X_AT + TOKENS * UNIT_COLUMNS, STAGE_BYTES = SCALES_AT + GROUPS * STRIP_ROWS * 4;
-constexpr u32 PARTS_AT = TERNARY_WARPS * STAGES * STAGE_BYTES;      // after the rings: (strips, parts, TOKENS, 16)
+constexpr u32 PARTS_AT = TERNARY_WARPS * STAGES * STAGE_BYTES;  // after the rings: (strips, parts, TOKENS, 16)
 constexpr u32 PART = TOKENS * STRIP_ROWS;
-constexpr u32 SHARE = SPLIT * WARP;                   // threads of a strip
+constexpr u32 SHARE = SPLIT * WARP;                  // threads of a strip
 constexpr u32 RESULTS = (PART + SHARE - 1) / SHARE;  // of a thread
 
 static_assert(TERNARY_WARPS % SPLIT == 0 && STAGES >= 2, "warps of a CTA share strips evenly, and a ring has two stages");
