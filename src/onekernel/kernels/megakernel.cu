@@ -33,10 +33,13 @@ struct Loader {
     if (producer.at.round > 0) {
       const u32 stage = producer.at.stage, parity = (producer.at.round - 1) & 1;
       const Mbarrier* freed = &producer.ring.freed[stage];
-      if (TRACED && !mbarrier_test(freed, parity)) trace.mark(Mark::FULL, 0);
+      bool full = false;
       if (!spin(watch, Wait::FREED, stage, parity, [&](u64& seen) {
             seen = parity ^ 1;
-            return mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0;
+            if (mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0) return true;
+            if (TRACED && !full) trace.mark(Mark::FULL, 0);
+            full = true;
+            return false;
           }))
         return false;
     }
