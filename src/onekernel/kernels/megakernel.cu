@@ -33,10 +33,13 @@ struct Loader {
     if (producer.at.round > 0) {
       const u32 stage = producer.at.stage, parity = (producer.at.round - 1) & 1;
       const Mbarrier* freed = &producer.ring.freed[stage];
-      if (TRACED && !mbarrier_test(freed, parity)) trace.mark(Mark::FULL, 0);
+      bool full = false;
       if (!spin(watch, Wait::FREED, stage, parity, [&](u64& seen) {
             seen = parity ^ 1;
-            return mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0;
+            if (mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0) return true;
+            if (TRACED && !full) trace.mark(Mark::FULL, 0);
+            full = true;
+            return false;
           }))
         return false;
     }
@@ -118,11 +121,12 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
   bool ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
-    if (kind == Kind::QKV) qkv_rows(m, task, rows);
-    if (kind == Kind::OUT) residual_rows(m, task, rows);
-    if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows);
-    if (kind == Kind::DOWN) down_rows(m, task, rows);
-    if (kind == Kind::HEAD) head_rows(m, task, rows);
+    if (kind == Kind::HEAD) return head_rows(m, task, rows);
+    for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) {
+      if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
+      if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
+      if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+    });
   });
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);

@@ -236,7 +236,7 @@ struct Rows {
 __device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   float2 sum = make_float2(0, 0);
   u32 warp = (row >> rows.tile_shift) * rows.k_units % MK_WARPS;  // that had the row tile's first unit
-#pragma unroll 8
+#pragma unroll 4
   for (u32 part = 0; part < min(rows.k_units, static_cast<u32>(MK_WARPS)); part++) {
     const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows.count + row);
     sum.x += v.x;
@@ -251,6 +251,24 @@ __device__ __forceinline__ float2 add_bias(const Machine& m, const Task& task, f
   if (task.bias == 0) return sum;
   const float2 bias = *reinterpret_cast<const float2*>(m.launch.constants + task.bias - 1 + row);
   return make_float2(sum.x + bias.x, sum.y + bias.y);
+}
+
+// Calls give(sequence, row, value) for each pair of neighbouring rows, with the pair's results: normalised, and with bias.
+// Whole warps call it, also for a pair that does not exist: then `row` is rows.count.
+template <class Give>
+__device__ __forceinline__ void for_row_pairs(const Machine& m, const Task& task, const Rows& rows, Give give) {
+  const u32 pairs = rows.count / 2;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i - lane_index() < pairs * SEQUENCES; i += CONSUMERS) {
+    const u32 sequence = SEQUENCES == 1 ? 0 : min(i / pairs, SEQUENCES - 1), row = min((i - sequence * pairs) * 2, rows.count);
+    float2 value = make_float2(0, 0);
+    if (row < rows.count) {
+      const float factor = norm_factor(m, task, sequence);
+      value = sum_parts(m, rows, sequence, row);
+      value = add_bias(m, task, make_float2(value.x * factor, value.y * factor), rows.first + row);
+    }
+    give(sequence, row, value);
+  }
 }
 
 // Takes, multiplies, and calls finish(rows), by all consumers, for each run of rows. There is one copy of this code for

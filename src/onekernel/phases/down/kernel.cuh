@@ -2,7 +2,3 @@
 #pragma once
 
 #include "phases/out/kernel.cuh"
-
-__device__ __forceinline__ void down_rows(const Machine& m, const Task& task, const Rows& rows) {
-  residual_rows(m, task, rows);
-}
