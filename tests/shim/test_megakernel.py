@@ -192,7 +192,11 @@ def faulty(spec: KernelSpec, folder: Path, file: str, old: str, new: str) -> Ker
 
 
 FAULTS = {
-    "dropped tag": ("phases/gate_up/kernel.cuh", "  m.give_word(task.out_word", "  if (output != 2) m.give_word(task.out_word"),
+    "dropped tag": (
+        "phases/gate_up/kernel.cuh",
+        "  m.give_word(task.out_word",
+        "  if (output != 2) m.give_word(task.out_word",
+    ),
     "early reuse of a stage": ("kernels/tile/ring.cuh", "&freed[i], CONSUMER_WARPS)", "&freed[i], 1)"),
     "wrong stage count": ("kernels/megakernel.cu", "done < bytes; done +=", "done + STAGE_BYTES < bytes; done +="),
     "missing wait for a stage": (

@@ -83,8 +83,7 @@ def table(timeline: Timeline, rows: list[KindTimes]) -> list[str]:
         parts = (row.values_us, row.weights_us, row.work_us, row.meet_us, row.publish_us)
         lines.append(
             f"{row.kind:<10} {row.phases:>5} {row.megabytes:>8.1f} {row.total_us:>8.1f} "
-            f"{row.total_us / row.phases:>7.2f} "
-            + " ".join(f"{part:>8.1f}" for part in parts)
+            f"{row.total_us / row.phases:>7.2f} " + " ".join(f"{part:>8.1f}" for part in parts)
         )
     lines.append(f"{'token':<10} {'':>5} {sum(row.megabytes for row in rows):>8.1f} {timeline.token_us:>8.1f}")
     return lines
