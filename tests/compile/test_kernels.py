@@ -1,5 +1,7 @@
 """Every kernel compiles for every architecture it is meant for, with both CUDA majors, without spills or stack.
 
+The quick ones are those for Hopper, or for all architectures of a kernel that is not for Hopper, with the newer CUDA.
+
 Registers and code size must be those of resources.json: a growth is then a line in the review of the change that made
 it. Another compiler version has rows of its own.
 """
@@ -9,13 +11,29 @@ from __future__ import annotations
 import sys
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.compile.resources import REFRESH, build, cases, key, read_table, row
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC comes for Linux only")
 
 
-@pytest.mark.parametrize(("name", "arch", "major"), cases(), ids=lambda value: str(value))
+def marked_cases() -> list[ParameterSet]:
+    hopper = {name for name, arch, _ in cases() if arch == "sm_90a"}
+    newest = max(major for _, _, major in cases())
+    return [
+        pytest.param(
+            name,
+            arch,
+            major,
+            id=f"{name}-{arch}-{major}",
+            marks=[] if major == newest and (arch == "sm_90a" or name not in hopper) else pytest.mark.slow,
+        )
+        for name, arch, major in cases()
+    ]
+
+
+@pytest.mark.parametrize(("name", "arch", "major"), marked_cases())
 def test_a_kernel_compiles_and_costs_what_the_table_says(name: str, arch: str, major: int) -> None:
     compiled = build(name, arch, major)
     assert compiled.resources.spill_bytes == 0, compiled.log
