@@ -10,6 +10,7 @@ import pytest
 from benchmarks.handover import main
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host_compiler")
 def test_every_kind_of_row_is_written(tmp_path: Path) -> None:
     out = tmp_path / "handover.json"

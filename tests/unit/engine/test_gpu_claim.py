@@ -78,7 +78,7 @@ def test_engines_of_one_process_share_it_and_closing_lets_it_go(
 
 def test_a_file_in_the_folder_s_place_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "gpus").write_text("")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="onekernel"):
         claim_gpu(UUID, folder=tmp_path).close()
     assert "other processes on it are not seen" in caplog.text
 
