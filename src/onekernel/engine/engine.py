@@ -185,7 +185,7 @@ class Engine:
         """Hand an event to the request's owner; an owner who is gone only loses his own request."""
         try:
             job.deliver(event)
-        except Exception:
+        except BaseException:  # also SystemExit: the thread is everybody's
             _log.warning("a request's owner does not take its answer any more; cancelling it", exc_info=True)
             job.cancel.set()
 
@@ -203,10 +203,12 @@ class Engine:
             )
             told.__cause__ = error
             return told
-        lost = (isinstance(error, DeviceError) and error.context_lost) or "CUDA error" in str(error)
+        # Torch names a lost context only in the text; in the text of our own errors a caller may have had a hand.
+        ours = isinstance(error, OnekernelError)
+        lost = error.context_lost if isinstance(error, DeviceError) else not ours and "CUDA error" in str(error)
         if lost and self.failure is None:
             self.failure = error  # a CUDA context does not recover; one whose kernel was stopped does not need to
-        if not isinstance(error, OnekernelError):
+        if not ours:
             _log.error("a request failed unexpectedly", exc_info=error)
         return error
 

@@ -133,7 +133,7 @@ class MegakernelBackend(PagedBackend):
                     f"{self._vocab_limit}"
                 )
             case Failure.SCORES:
-                return NumericError(
+                return ConfigError(
                     f"penalties and temperature made a score that is not finite at position {position}; use milder ones"
                 )
             case Failure.LOGITS:

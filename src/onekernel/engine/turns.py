@@ -33,7 +33,8 @@ class Turns:
     @property
     def others_hold_pages(self) -> bool:
         """Whether somebody else has had a turn, so that pages will come back."""
-        return any(job.sequence is not None for job in self._ready)
+        with self._changed:
+            return any(job.sequence is not None for job in self._ready)
 
     def join(self, job: Job) -> None:
         """Queue a request; raises QueueFullError, or EngineClosedError after `close`."""

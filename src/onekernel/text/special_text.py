@@ -31,6 +31,15 @@ from tokenizers import Tokenizer as Backend
 from onekernel.text.token_bytes import TokenBytes
 
 
+def encode(backend: Backend, text: str) -> list[int]:
+    """Return the ids of a text, and nothing put round it.
+
+    A batch of one, because that lets other threads run meanwhile: a text of megabytes takes seconds.
+    """
+    ids: list[int] = backend.encode_batch([text], add_special_tokens=False)[0].ids
+    return ids
+
+
 class SpecialText:
     """Finds the text of a tokenizer's special tokens, and encodes text without making them of it."""
 
@@ -61,7 +70,7 @@ class SpecialText:
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of `text` with special tokens' text as plain text."""
-        return self._without_merged(self._plain.encode(text, add_special_tokens=False).ids)
+        return self._without_merged(encode(self._plain, text))
 
     def encode_rendered(self, render: Callable[[Callable[[Any], Any]], str], content: Any) -> list[int]:
         """Return the ids of what `render` makes, in which nothing from `content` becomes a special token.
@@ -78,7 +87,7 @@ class SpecialText:
             # A template may also have dumped content as ASCII JSON, where the stand-in is an escape sequence.
             prompt = prompt.replace(stand_in, original).replace(_json_escape(stand_in), original)
         backend, real_ids = self._copy(aliases, [next(free) for _ in range(self._gaps)])
-        ids = self._without_merged(backend.encode(prompt, add_special_tokens=False).ids)
+        ids = self._without_merged(encode(backend, prompt))
         return [real_ids.get(token_id, token_id) for token_id in ids]
 
     def _copy(self, aliases: Mapping[str, str], fillers: list[str]) -> tuple[Backend, dict[int, int]]:

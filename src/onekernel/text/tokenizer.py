@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from onekernel.errors import ModelError, TemplateError
 from onekernel.text import gguf_vocab, hf_vocab
 from onekernel.text.chat_template import ChatTemplate
-from onekernel.text.special_text import SpecialText
+from onekernel.text.special_text import SpecialText, encode
 from onekernel.text.thinking import ThinkingSplitter, find_tags
 from onekernel.text.token_bytes import TokenBytes
 from onekernel.text.vocab import Vocab, placeholder
@@ -72,7 +72,7 @@ class Tokenizer:
         """
         text = _well_formed(text)
         if parse_special:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids = encode(self._backend, text)
         else:
             ids = self._special.encode_plain(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids

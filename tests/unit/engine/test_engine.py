@@ -305,11 +305,20 @@ def test_close_cancels_what_runs_and_refuses_what_waits(start: Start) -> None:
     assert backend.closed and backend.open_sequences == 0
 
 
-def test_a_callback_that_fails_loses_only_its_own_request(start: Start) -> None:
+def test_text_of_a_caller_in_an_error_closes_nothing(start: Start) -> None:
+    engine, backend = start([65, ConfigError("the schema says CUDA error")])
+    with pytest.raises(ConfigError):
+        answer(engine)
+    backend.script.tokens = [66]
+    assert answer(engine).text == "B"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the loop is closed"), SystemExit(1)])
+def test_a_callback_that_fails_loses_only_its_own_request(start: Start, error: BaseException) -> None:
     engine, backend = start([65] * 50)
 
     def deliver(event: object) -> None:
-        raise RuntimeError("the loop is closed")
+        raise error
 
     engine.submit((1,), SamplingParams(), deliver)
     assert answer(engine, max_tokens=2).text == "AA"
