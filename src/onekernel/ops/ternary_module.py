@@ -45,7 +45,12 @@ class TernaryLinear(nn.Module):
         self.register_buffer("norm", norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product, rounded once to x's dtype before the bias is added."""
+        """Return the product, rounded once to x's dtype before the bias is added.
+
+        Raises ConfigError for x of another width than in_features.
+        """
+        if x.shape[-1:] != (self.in_features,):
+            raise ConfigError(f"x has shape {tuple(x.shape)}; this layer takes (..., {self.in_features})")
         q, inverse = quantize_activation(x, self.norm, self.eps)
         shape = [self.out_features, self.in_features, self.group or 0]
         dtype = x.dtype if x.dtype in RESULTS else torch.float32

@@ -37,6 +37,14 @@ def test_a_layer_takes_any_shape_and_dtype() -> None:
     assert "in_features=96, out_features=24, layout=tensor_core" in repr(layer)
 
 
+@pytest.mark.parametrize("shape", [(2, 48), (1, 192), ()])
+def test_another_width_is_refused(shape: tuple[int, ...]) -> None:
+    """Even where the values, put in rows anew, would be as many as the layer takes."""
+    layer = TernaryLinear(TensorCoreTiles.pack(random_matrix(24, 96)))
+    with pytest.raises(ConfigError, match=r"x has shape .*; this layer takes \(..., 96\)"):
+        layer(torch.ones(shape))
+
+
 def test_scales_stay_float32() -> None:
     layer = TernaryLinear(TensorCoreTiles.pack(random_matrix(24, 96, rows=(8, 16))), norm=torch.rand(96))
     before = layer.scales.clone()
