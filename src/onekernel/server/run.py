@@ -128,8 +128,11 @@ class Run:
 
     async def _next(self, keep_alive_s: float | None) -> list[tuple[int, Event]]:
         """Return what has arrived, after waiting for it; nothing only after `keep_alive_s`."""
-        while not self._arrived:
+        while True:
             self._wake.clear()
+            self._woken = False  # before the look: what arrives after it wakes, what arrived before it is seen
+            if self._arrived:
+                break
             rest = max(self._deadline - time.monotonic(), 0.0)
             try:
                 async with asyncio.timeout(rest if keep_alive_s is None else min(keep_alive_s, rest)):
@@ -140,7 +143,6 @@ class Run:
                 raise self._too_late() from None
         if time.monotonic() > self._deadline:
             raise self._too_late()
-        self._woken = False
         batch = []
         while self._arrived:
             batch.append(self._arrived.popleft())
