@@ -28,8 +28,9 @@ class SparseFFN(torch.nn.Module):
     """down(activate(gate(x)) * up(x)), by the way that earlier calls showed to be fastest; for inference.
 
     gate, up: (intermediate, hidden), None for a feed-forward without a gate. The weights are buffers, padded once where
-    the kernels want it; the order of the neurons may change, which changes no result. The first call is dense and
-    measured; `route` fixes the way instead. Every way is exact.
+    the kernels want it. The first call is dense and measured, and the order of the neurons may then change, which
+    changes no result: the weights are copies. `route` fixes the way, and the given weights are kept where nothing needs
+    padding. Every way is exact.
     """
 
     gate: torch.Tensor | None
@@ -50,9 +51,10 @@ class SparseFFN(torch.nn.Module):
         down.check(up)
         self.hidden_size = up.shape[1]
         self.activation: Activation = activation
-        self.register_buffer("gate", None if gate is None else pad_weights(gate.detach()))
-        self.register_buffer("up", pad_weights(up.detach()))
-        self.register_buffer("down_rows", pad_weights(down.rows.detach()))
+        reordered = route is None
+        self.register_buffer("gate", None if gate is None else _padded(gate, reordered))
+        self.register_buffer("up", _padded(up, reordered))
+        self.register_buffer("down_rows", _padded(down.rows, reordered))
         self.register_buffer("totals", torch.zeros(TOTALS, dtype=torch.int32, device=up.device), persistent=False)
         inner, hidden = self.up.shape
         shape = SparseShape(gated=gate is not None, activation=activation)
@@ -85,10 +87,15 @@ class SparseFFN(torch.nn.Module):
 
     @torch.no_grad()
     def _reorder(self, order: torch.Tensor) -> None:
-        """Put the neurons into another order, in place: graphs and other modules keep their pointers."""
+        """Put the neurons into another order, in place: graphs keep their pointers."""
         for matrix in (self.gate, self.up, self.down_rows):
             if matrix is not None:
                 matrix.copy_(matrix[order])
+
+
+def _padded(matrix: torch.Tensor, own: bool) -> torch.Tensor:
+    padded = pad_weights(matrix.detach())
+    return padded.clone() if own and padded.data_ptr() == matrix.data_ptr() else padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,30 +122,40 @@ def replace_ffn(
 ) -> Replaced:
     """Put a `SparseFFN` in the place of every feed-forward of a transformers Llama or Qwen; nothing else changes.
 
-    A feed-forward is a module with gate_proj, up_proj, down_proj and act_fn. Weights stay where they are, but for the
-    down projections, which are transposed. `activation` says what the weights were trained with where the config says
+    A feed-forward is a module with gate_proj, up_proj, down_proj and act_fn; one of several names stays one. The old
+    ones are not changed: their weights are copied, one feed-forward at a time. With a `route` only the down projections
+    are, which are transposed. `activation` says what the weights were trained with where the config says
     something else: published sparse checkpoints say silu. Raises ConfigError, before anything is changed, if there is
     no feed-forward, one has biases or no ReLU.
     """
-    found = {name: module for name, module in model.named_modules() if _is_ffn(module)}
+    found: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if _is_ffn(module):
+            found.setdefault(module, []).append(name)
     if not found:
         raise ConfigError(
             f"{type(model).__name__} has no module with gate_proj, up_proj, down_proj and act_fn; replace_ffn knows "
             f"the feed-forwards of transformers' Llama and Qwen"
         )
-    kinds = {name: activation or _activation(name, module) for name, module in found.items()}
-    for name, module in found.items():
-        _refuse_biases(name, module)
+    kinds = [activation or _activation(names[0], module) for module, names in found.items()]
+    for module, names in found.items():
+        _refuse_biases(names[0], module)
     layers: dict[str, SparseFFN] = {}
-    for name, module in found.items():
-        down = DownProjection.from_linear(module.down_proj.weight.detach())
-        layer = SparseFFN(
-            module.gate_proj.weight, module.up_proj.weight, down, activation=kinds[name], route=route
-        ).train(module.training)
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, layer)
-        layers[name] = layer
+    for kind in kinds:
+        module = next(iter(found))
+        names = found.pop(module)  # nothing here keeps the old weights in memory while the next are copied
+        layer = _made(module, kind, route)
+        for name in names:
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, layer)
+            layers[name] = layer
     return Replaced(layers)
+
+
+def _made(module: Any, activation: Activation, route: Route | None) -> SparseFFN:
+    down = DownProjection.from_linear(module.down_proj.weight.detach())
+    gate, up = module.gate_proj.weight, module.up_proj.weight
+    return SparseFFN(gate, up, down, activation=activation, route=route).train(module.training)
 
 
 def _is_ffn(module: torch.nn.Module) -> bool:

@@ -84,22 +84,24 @@ def replace_linears(
     Ternary are transformers' BitLinear and AutoBitLinear, by their own conventions of scales, and an nn.Linear whose
     weights are all 0 and plus or minus one number. With `masters` every nn.Linear is: its weights are then quantised by
     their mean absolute value, which spoils a model that was not trained so. A layer is left alone if the last part of
-    its name is in `keep`. Raises ConfigError if no layer is ternary.
+    its name is in `keep` or it has no weights; one of several names stays one. Raises ConfigError if none is ternary.
     """
-    found = {
-        name: made
-        for name, module in model.named_modules()
-        if name
-        and name.rpartition(".")[2] not in keep
-        and (made := _replacement(name, module, masters, layout)) is not None
-    }
+    made: dict[nn.Module, TernaryLinear | None] = {}
+    found: dict[str, TernaryLinear] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not name or name.rpartition(".")[2] in keep:
+            continue
+        if module not in made:
+            made[module] = _replacement(name, module, masters, layout)
+        if (layer := made[module]) is not None:
+            found[name] = layer
     if not found:
         raise ConfigError(
             "no linear layer of the model is ternary; if its weights are the masters of a ternary model, which are "
             "quantised now, say masters=True"
         )
-    for name, made in found.items():
-        model.set_submodule(name, made)
+    for name, layer in found.items():
+        model.set_submodule(name, layer)
     return list(found)
 
 
@@ -110,7 +112,9 @@ def _replacement(name: str, module: Any, masters: bool, layout: type[PackedTerna
         matrix = TernaryMatrix(codes, 1 / module.weight_scale.float().view(1))
     elif kind == "AutoBitLinear" and not module.online_quant:
         matrix = TernaryMatrix(module.weight.detach().to(torch.int8), module.weight_scale.float().view(1))
-    elif isinstance(module, nn.Linear) and (masters or kind == "AutoBitLinear" or _is_ternary(module.weight)):
+    elif not isinstance(module, nn.Linear) or module.weight.numel() == 0:
+        return None
+    elif masters or kind == "AutoBitLinear" or _is_ternary(module.weight):
         matrix = quantise(module.weight.detach())
     else:
         return None

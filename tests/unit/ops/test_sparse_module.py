@@ -104,11 +104,32 @@ def test_a_models_feed_forwards_are_replaced(config: transformers.PretrainedConf
         assert layer.measured.fullest_row < 160
 
 
-def test_weights_are_not_copied_but_for_the_down_projection() -> None:
+def test_a_fixed_way_copies_no_weights_but_the_down_projection() -> None:
     model = llama(LlamaConfig(**SIZES))
     before = [layer.mlp.gate_proj.weight.data_ptr() for layer in model.model.layers]
-    replace_ffn(model)
+    replace_ffn(model, route=Route("sliced"))
     assert [layer.mlp.gate.data_ptr() for layer in model.model.layers] == before
+
+
+@torch.inference_mode()
+def test_a_feed_forward_of_two_names_stays_one_and_the_old_one_keeps_its_order() -> None:
+    old = llama(LlamaConfig(**SIZES)).model.layers[0].mlp
+    model, x = torch.nn.ModuleDict({"a": old, "b": torch.nn.Sequential(old)}), inputs(5, 64)
+    want = old(x)
+    replaced = replace_ffn(model)
+    assert list(replaced.layers) == ["a", "b.0"]
+    assert isinstance(model["a"], SparseFFN) and model["a"] is model["b"][0]
+    model["a"]._reorder(torch.arange(len(model["a"].up)).flip(0))
+    assert error(model["a"](x), want.double()) < ROUNDED
+    assert torch.equal(old(x), want)
+
+
+def test_rows_that_the_caller_holds_keep_their_order() -> None:
+    gate, up, down = weights(64, 320)
+    rows = down.t().contiguous()
+    given, before = (gate, up, rows), (gate.clone(), up.clone(), rows.clone())
+    SparseFFN(gate, up, DownProjection.from_rows(rows))._reorder(torch.arange(320).flip(0))
+    assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
 
 
 def test_models_without_zeros_are_refused_and_left_as_they_were() -> None:

@@ -145,6 +145,16 @@ def test_a_model_without_ternary_layers_is_left_alone() -> None:
     assert not any(isinstance(module, TernaryLinear) for module in model.modules())
 
 
+@pytest.mark.parametrize("masters", [False, True])
+def test_a_layer_of_two_names_stays_one_and_one_without_weights_is_left_alone(masters: bool) -> None:
+    shared, empty = nn.Linear(64, 64, bias=False), nn.Linear(64, 0)
+    shared.weight.data = codes_of(64, 64).float()
+    model = nn.Sequential(shared, nn.Sequential(shared), empty)
+    assert replace_linears(model, masters=masters) == ["0", "1.0"]
+    assert isinstance(model[0], TernaryLinear) and model[0] is model[1][0]
+    assert model[2] is empty
+
+
 def test_expanded_ternary_weights_are_recognised() -> None:
     """As of a checkpoint that somebody expanded to bf16; the ordinary layer beside it stays."""
     model = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 8))
