@@ -70,15 +70,21 @@ class GrammarConstraint:
     def mask(self) -> torch.Tensor:
         """Return the allowed tokens, (vocab_size,) bool on the CPU; raises ConfigError if that is too complex."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():
-            raise ConfigError(f"the schema is too complex to follow: {self._matcher.get_error().strip():.200}")
+        self._check()
         size = min(bits.size * 8, self._allowed.size)
         self._allowed[:size] = np.unpackbits(bits, count=size, bitorder="little")
         return torch.from_numpy(self._allowed)
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was chosen."""
+        """Take the token that was chosen; raises ConfigError if what it leads to is too complex."""
         self._matcher.consume_token(token_id)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise if the matcher gave up; it would say that it has stopped, as at the end of an answer."""
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().strip().partition("\n")[0]  # then comes the answer's text
+            raise ConfigError(f"the schema or grammar is too complex to follow; use a simpler one. {reason:.200}")
 
 
 class AfterThinking:

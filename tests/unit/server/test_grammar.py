@@ -20,6 +20,7 @@ from onekernel.server.settings import ServerSettings
 from onekernel.server.tools import Tools
 from onekernel.text.tokenizer import Tokenizer
 from tests.unit.server.serving import until
+from tests.unit.server.test_chat import events
 from tests.unit.server.test_tool_calls import TIME, WEATHER
 from tests.unit.text.families import FAMILIES
 
@@ -242,6 +243,19 @@ def test_a_schema_that_cannot_be_compiled_is_named(http: httpx.Client, schema: d
     told = http.post("/v1/chat/completions", json={"messages": HI, "response_format": person(schema), "max_tokens": 1})
     assert told.status_code == 400, told.text
     assert told.json()["error"]["param"] == "response_format"
+
+
+def test_a_schema_that_is_too_complex_to_follow_fails_its_request_alone(http: httpx.Client) -> None:
+    """A matcher that gives up in the middle of an answer says that it has stopped, which is no end of an answer."""
+    optional = {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(600)}}
+    body = {"messages": HI, "response_format": person({**optional, "additionalProperties": False}), "max_tokens": 9}
+    told = http.post("/v1/chat/completions", json=body)
+    assert told.status_code == 400, told.text
+    message = told.json()["error"]["message"]
+    assert "too complex" in message and "max is 2000" in message and "Tokens" not in message
+    *_, error = events(http.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert error["error"]["message"] == message
+    assert http.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 1}).status_code == 200
 
 
 def test_schemas_are_limited_in_size_and_depth() -> None:
