@@ -120,9 +120,13 @@ class ToolCallReader:
         if not isinstance(name, str) or name not in self._names:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, str):
-            return ToolCall(name, arguments)
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+        try:
+            if not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            arguments.encode()
+        except ValueError:  # NaN is no JSON, and half a surrogate pair is no text
+            return None
+        return ToolCall(name, arguments)
 
 
 def _partial(text: str, tag: str) -> int:

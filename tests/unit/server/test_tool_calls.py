@@ -31,6 +31,13 @@ WEATHER: dict[str, Any] = {
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 PARIS = ToolCall("weather", '{"city":"Paris"}')
+NO_CALLS = [
+    '{"name": "weather", "arguments": {"city": "\\ud800"}}',
+    '{"name": "weather", "arguments": "\\ud800"}',
+    '{"name": "weather", "arguments": {"days": NaN}}',
+    '{"name": "weather", "arguments": {"days": -Infinity}}',
+]
+"""What Python reads as calls, but JSON or UTF-8 has no way to write."""
 
 
 def read(pieces: list[str], most: int | None = None) -> tuple[str, list[ToolCall]]:
@@ -59,6 +66,7 @@ CASES = [
     ('<tool_call>{"name": "weather", "argu', '<tool_call>{"name": "weather", "argu', []),
     ('{"name": ["weather"]}', '{"name": ["weather"]}', []),
     ('{"answer": 42}', '{"answer": 42}', []),
+    *((answer, answer, []) for answer in NO_CALLS),
     ("[1, 2]", "[1, 2]", []),
     ("a < b <tool", "a < b <tool", []),
     ("<", "<", []),
@@ -147,6 +155,15 @@ def test_a_whole_conversation_with_a_tool_is_rendered(scripted: Start) -> None:
     prompt = server.backend.tokenizer.decode(server.backend.prompts[0])
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in prompt
     assert "<tool_response>\nrain\n</tool_response>" in prompt
+
+
+@pytest.mark.parametrize("answer", NO_CALLS)
+def test_a_call_that_no_answer_can_hold_is_text(scripted: Start, answer: str) -> None:
+    server = scripted(answer)
+    message = server.chat(tools=[WEATHER]).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == (answer, None)
+    chunks = events(server.chat(tools=[WEATHER], stream=True))
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == answer
 
 
 def test_an_answer_that_was_cut_stays_cut(scripted: Start) -> None:
