@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from onekernel.errors import ConfigError
 from onekernel.weights.ternary.matrix import TernaryMatrix
 
 SMALLEST_SCALE = 1e-5
@@ -15,8 +16,12 @@ def quantise(weight: torch.Tensor, group: int | None = None) -> TernaryMatrix:
 
     scale = max(mean |w|, 1e-5), code = clamp(round(w * (1 / scale)), -1, 1), half to even, in float32 (Ma et al.,
     2024, "The Era of 1-bit LLMs"). Where all values are 0 and plus or minus one number already, as in a model that was
-    expanded from ternary weights, that number is the scale and nothing is lost.
+    expanded from ternary weights, that number is the scale and nothing is lost; where all are 0 it is 1e-5. Raises
+    ConfigError for an empty weight, or columns that are no whole groups.
     """
+    if weight.dim() != 2 or weight.numel() == 0 or (group is not None and weight.shape[1] % group):
+        groups = "" if group is None else f" and K a multiple of {group}"
+        raise ConfigError(f"a master weight has shape {tuple(weight.shape)}; it must be (N, K), not empty{groups}")
     values = weight.float()
     runs = values.reshape(1, -1) if group is None else values.view(-1, group)
     sizes = runs.abs()
@@ -24,6 +29,6 @@ def quantise(weight: torch.Tensor, group: int | None = None) -> TernaryMatrix:
     is_ternary = ((sizes == 0) | (sizes == largest)).all(dim=1, keepdim=True)
     scales = sizes.mean(dim=1, keepdim=True).clamp(min=SMALLEST_SCALE)
     codes = torch.where(is_ternary, runs.sign(), (runs * (1 / scales)).round().clamp(-1, 1)).to(torch.int8)
-    scales = torch.where(is_ternary, largest, scales)
+    scales = torch.where(is_ternary & (largest > 0), largest, scales)
     by_group = None if group is None else scales.view(weight.shape[0], -1)
     return TernaryMatrix(codes.view(weight.shape), scales.view(-1) if by_group is None else by_group, group=group)

@@ -18,7 +18,8 @@ from onekernel.weights.ternary import hf_packed, oracle
 from onekernel.weights.ternary.absmean import quantise
 from onekernel.weights.ternary.fused import by_group
 from onekernel.weights.ternary.int8_rows import quantise_rows
-from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.matrix import GROUPS, TernaryMatrix
+from onekernel.weights.ternary.scales import check_scales
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SCALE = ".weight_scale"
@@ -135,8 +136,12 @@ class TernaryCheckpoint:
         Where the files have a dense one, or the embedding for it, that is quantised on `device`.
         """
         if self._types.get(HEAD) == _INT8:
-            scales = self._stored.read(self._names[self._scale_name(HEAD)])
-            return self._bytes(HEAD).to(device), scales.to(device, torch.float32)
+            scales = self._stored.read(self._names[self._scale_name(HEAD)]).to(device, torch.float32)
+            stated, rows = f"{self._scale_name(HEAD)} of {self.settings.source}", self._tensors[HEAD].shape[0]
+            if tuple(scales.shape) != (rows,):
+                raise ModelError(f"{stated} has shape {tuple(scales.shape)}; it must be ({rows},): fetch it again")
+            check_scales(scales, stated)
+            return self._bytes(HEAD).to(device), scales
         return quantise_rows(self.read(EMBEDDING if self._tied else HEAD).to(device))
 
     def close(self) -> None:
@@ -151,22 +156,23 @@ class TernaryCheckpoint:
         if kind == _PACKED:
             return self._packed(name, device)
         if kind in _FLOATS:
-            return quantise(self._stored.read(own).to(device), self._ternary.group)
+            matrix = quantise(self._stored.read(own).to(device), self._ternary.group)
+            check_scales(matrix.scales, f"{name} of {self.settings.source}")
+            return matrix
         raise ModelError(
             f"{name} of {self.settings.source} is stored as {kind}, which is no ternary form: fetch another"
         )
 
     def _packed(self, name: str, device: str) -> TernaryMatrix:
         codes = hf_packed.unpack(self._bytes(name).to(device), self._tensors[name].shape[0], name)
+        stated = f"{self._scale_name(name)} of {self.settings.source}"
         scales = self._stored.read(self._names[self._scale_name(name)]).to(device, torch.float32)
-        if not bool((scales.isfinite() & (scales > 0)).all()) and self.convention == "divide":
-            raise ModelError(
-                f"{name}: a weight_scale is not above 0, and the config says to divide by it: fetch it again"
-            )
+        check_scales(scales, stated)
         scales = 1 / scales if self.convention == "divide" else scales
+        check_scales(scales, f"1 / {stated}")  # as a reciprocal may overflow
         if scales.numel() == 1:
             return TernaryMatrix(codes, scales.view(1))
-        return TernaryMatrix(codes, scales.contiguous(), group=codes.shape[1] // scales.shape[-1])
+        return TernaryMatrix(codes, scales.contiguous(), group=_group(codes, scales, stated))
 
     def _bytes(self, name: str) -> torch.Tensor:
         if not isinstance(self._stored, PackedBytes):
@@ -185,6 +191,18 @@ class TernaryCheckpoint:
         ):
             return replace(info, shape=want)
         return info
+
+
+def _group(codes: torch.Tensor, scales: torch.Tensor, name: str) -> int:
+    """Return how many columns each of several scales is for."""
+    rows, columns = codes.shape
+    allowed = [(rows, columns // group) for group in GROUPS if columns % group == 0]
+    if tuple(scales.shape) not in allowed:
+        raise ModelError(
+            f"{name} has shape {tuple(scales.shape)}; a {rows} x {columns} matrix has one scale"
+            f"{''.join(f' or {shape}' for shape in allowed)}: fetch it or convert the model again"
+        )
+    return columns // scales.shape[1]
 
 
 def _canonical(name: str) -> str:

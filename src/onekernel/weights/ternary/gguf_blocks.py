@@ -14,6 +14,7 @@ import torch
 
 from onekernel.errors import ModelError
 from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.scales import check_scales
 
 Bytes = npt.NDArray[np.uint8]
 Parts = tuple[npt.NDArray[Any], npt.NDArray[np.float32]]
@@ -33,9 +34,11 @@ def decode(kind: str, data: Bytes, shape: tuple[int, int], name: str) -> Ternary
     if int(stored.max()) > 2:
         raise ModelError(f"{name} of type {kind} has codes of 3, where ternary ones are 0, 1 and 2: it is not ternary")
     codes = torch.from_numpy(stored.astype(np.int8) - np.int8(1)).view(shape)
+    has_values = (stored != 1).reshape(scales.size, -1).any(axis=1)
+    check_scales(torch.from_numpy(scales[has_values | (scales != 0)]), name)  # zeros may have a scale of 0
     if scales.size == 1:
         return TernaryMatrix(codes, torch.from_numpy(scales.reshape(1)))
-    used = scales[(stored != 1).any(axis=1)]  # a block of zeros has no scale of its own
+    used = scales[has_values]
     if used.size == 0 or (used == used[0]).all():
         return TernaryMatrix(codes, torch.tensor([float(used[0]) if used.size else 0.0]))
     block = shape[1] // (scales.size // shape[0])

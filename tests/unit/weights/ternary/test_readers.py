@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,14 @@ def test_masters_round_half_to_even_at_their_mean() -> None:
     assert matrix.scales.tolist() == [1.0]
     assert matrix.codes.tolist() == [[1, -1, 0, 0, 1, -1, 1, 0]]
     assert quantise(torch.tensor([[1e-7, 2e-7]])).scales.item() == pytest.approx(1e-5)
-    assert quantise(torch.zeros(1, 4)).codes.tolist() == [[0] * 4]
+    zeros = quantise(torch.zeros(1, 4))
+    assert zeros.codes.tolist() == [[0] * 4] and zeros.scales.item() == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(("shape", "group"), [((0, 4), None), ((4, 0), 64), ((8,), None), ((2, 96), 64)])
+def test_masters_of_another_shape_are_refused(shape: tuple[int, ...], group: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"a master weight has shape .*; it must be \(N, K\), not empty"):
+        quantise(torch.ones(shape), group)
 
 
 def test_fusing_keeps_each_projection_its_scales() -> None:
@@ -119,11 +127,63 @@ def test_packed_weights_of_an_unstated_convention_are_refused(tmp_path: Path) ->
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_scale_that_cannot_be_divided_by_is_refused(scale: float, tmp_path: Path) -> None:
-    view = opened(damaged(tmp_path, LLAMA, lambda saved: saved[Q_PROJ + "_scale"].fill_(scale)))
-    with pytest.raises(ModelError, match=r"q_proj.weight: a weight_scale is not above 0"):
+UNSOUND = [0.0, -1.0, float("inf"), float("nan")]
+
+
+@pytest.mark.parametrize("scale", UNSOUND)
+@pytest.mark.parametrize("config", [BITNET, LLAMA, QWEN], ids=["multiply", "divide", "groups"])
+def test_unsound_scales_are_refused(config: dict[str, Any], scale: float, tmp_path: Path) -> None:
+    view = opened(damaged(tmp_path, config, lambda saved: saved[Q_PROJ + "_scale"].view(-1)[-1:].fill_(scale)))
+    with pytest.raises(ModelError, match=rf"q_proj.weight_scale of .* has a scale of {scale:g}; .* finite and above 0"):
         view.ternary(Q_PROJ)
+
+
+def test_a_scale_whose_reciprocal_is_no_number_is_refused(tmp_path: Path) -> None:
+    view = opened(damaged(tmp_path, LLAMA, lambda saved: saved[Q_PROJ + "_scale"].fill_(1e-40)))
+    with pytest.raises(ModelError, match=r"1 / .*q_proj.weight_scale of .* has a scale of inf"):
+        view.ternary(Q_PROJ)
+
+
+@pytest.mark.parametrize("scale", UNSOUND)
+@pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "Q2_0", "Q2_0_128"])
+def test_unsound_scales_of_gguf_blocks_are_refused(kind: str, scale: float) -> None:
+    codes = np.ones((2, 256), np.int8)
+    data, _ = models._gguf_bytes(codes, np.full((1, 1), scale, np.float32), kind)
+    with pytest.raises(ModelError, match=f"blk has a scale of {scale:g}"):
+        gguf_blocks.decode(kind, data.reshape(-1), (2, 256), "blk")
+
+
+def test_gguf_blocks_of_zeros_need_no_scale() -> None:
+    for kind in ("I2_S", "TQ2_0", "Q2_0"):
+        data, _ = models._gguf_bytes(np.zeros((2, 256), np.int8), np.zeros((1, 1), np.float32), kind)
+        assert gguf_blocks.decode(kind, data.reshape(-1), (2, 256), "blk").dequantised().count_nonzero() == 0
+
+
+def test_masters_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    models.write_masters(tmp_path, models.make(BITNET))
+    saved = load_file(tmp_path / "model.safetensors")
+    saved[Q_PROJ][0, 0] = float("nan")
+    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"q_proj.weight of .* has a scale of nan"):
+        opened(tmp_path).ternary(Q_PROJ)
+
+
+@pytest.mark.parametrize("shape", [(0,), (256, 0), (3,), (256, 3), (200,), (128, 2)])
+@pytest.mark.parametrize("config", [BITNET, QWEN], ids=["one", "groups"])
+def test_scales_of_another_shape_are_refused(config: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+    view = opened(damaged(tmp_path, config, lambda saved: saved.update({Q_PROJ + "_scale": torch.ones(shape)})))
+    with pytest.raises(ModelError, match=rf"q_proj.weight_scale of .* has shape {re.escape(str(shape))}; .* one scale"):
+        view.ternary(Q_PROJ)
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"), [(torch.ones(3), r"shape \(3,\); it must be \(320,\)"), (torch.zeros(320), "scale of 0;")]
+)
+def test_unsound_scales_of_an_int8_head_are_refused(scales: torch.Tensor, words: str, tmp_path: Path) -> None:
+    head = {"lm_head.weight": torch.ones(320, 256, dtype=torch.int8), "lm_head.weight_scale": scales}
+    view = opened(damaged(tmp_path, BITNET, lambda saved: saved.update(head)))
+    with pytest.raises(ModelError, match=rf"lm_head.weight_scale of .* {words}"):
+        view.int8_head()
 
 
 def test_group_scales_where_the_config_has_none_are_refused(tmp_path: Path) -> None:

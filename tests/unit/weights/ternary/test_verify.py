@@ -87,6 +87,13 @@ class Shuffled(Wrong):
         return TernaryMatrix(codes, matrix.scales, matrix.rows if matrix.group is None else (), matrix.group)
 
 
+class NoNumber(Wrong):
+    @staticmethod
+    def changed(matrix: TernaryMatrix) -> TernaryMatrix:
+        scales = torch.full_like(matrix.scales, float("nan"))
+        return TernaryMatrix(matrix.codes, scales, matrix.rows if matrix.group is None else (), matrix.group)
+
+
 class OneValue(Wrong):
     @staticmethod
     def changed(matrix: TernaryMatrix) -> TernaryMatrix:
@@ -98,7 +105,7 @@ class OneValue(Wrong):
 @pytest.mark.complaint(
     "L6", file="weights/ternary/verify.py", old="if wrong.any():", new="if wrong.all() and wrong.size == 0:"
 )
-@pytest.mark.parametrize("wrong", [Inverse, EqualShares, Shuffled, OneValue])
+@pytest.mark.parametrize("wrong", [Inverse, EqualShares, Shuffled, NoNumber, OneValue])
 def test_wrong_products_are_refused(wrong: type[Wrong], tmp_path: Path) -> None:
     source = models.write_packed(tmp_path, models.make(BITNET))
     with pytest.raises(
