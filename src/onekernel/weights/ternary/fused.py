@@ -6,12 +6,22 @@ from collections.abc import Sequence
 
 import torch
 
+from onekernel.errors import ModelError
 from onekernel.weights.ternary.matrix import TernaryMatrix
 
 
 def fuse(matrices: Sequence[TernaryMatrix]) -> TernaryMatrix:
-    """Return the matrices one under another; if one has group scales, all get them."""
-    group = next((matrix.group for matrix in matrices if matrix.group is not None), None)
+    """Return the matrices one under another; if one has group scales, all get them.
+
+    Raises ModelError for groups of two sizes.
+    """
+    groups = {matrix.group for matrix in matrices if matrix.group is not None}
+    if len(groups) > 1:
+        raise ModelError(
+            f"projections of one input have scales for groups of {' and '.join(map(str, sorted(groups)))} columns; "
+            "they must have groups of one size: convert the model again"
+        )
+    group = next(iter(groups), None)
     codes = torch.cat([matrix.codes for matrix in matrices])
     if group is None:
         scales = torch.cat([matrix.scales for matrix in matrices])

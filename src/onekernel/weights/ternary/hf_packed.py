@@ -31,7 +31,15 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, rows: int, name: str) -> torch.Tensor:
-    """Return int8 codes (rows, K); raises ModelError naming the tensor if a code is 3, which the packing has not."""
+    """Return int8 codes (rows, K).
+
+    Raises ModelError naming the tensor for bytes of another shape, or a code of 3, which the packing has not.
+    """
+    if packed.dim() != 2 or packed.numel() == 0 or packed.shape[0] != packed_rows(rows):
+        raise ModelError(
+            f"{name} has packed codes of shape {tuple(packed.shape)}; {rows} rows are ({packed_rows(rows)}, K): "
+            "fetch it again"
+        )
     stored = torch.cat([packed >> 2 * pair & 3 for pair in range(VALUES_PER_BYTE)])[:rows]
     if int(stored.max()) > 2:
         raise ModelError(

@@ -8,7 +8,6 @@ rows; here each projection has its own.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from onekernel.weights.checkpoint import CheckpointSettings, TensorInfo
 from onekernel.weights.ternary import oracle
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.scales import check_scales
 
 FILE = "model_state_int2.pt"
 
@@ -115,6 +115,18 @@ class PublishedCheckpoint:
         if f"{own}.weight" not in self._state or f"{own}.weight_scale" not in self._state:
             raise ModelError(f"{self._path} lacks {own}.weight or its weight_scale; convert the model again")
         stored, rows = self._state[f"{own}.weight"], self._rows(own)
+        if stored.dim() != 2 or stored.dtype not in (torch.int8, torch.uint8):
+            raise ModelError(
+                f"{own}.weight in {self._path} is {stored.dtype} of shape {tuple(stored.shape)}; it must be int8 "
+                f"({sum(rows)}, K / 4): convert the model again"
+            )
+        scales = self._state[f"{own}.weight_scale"]
+        if scales.dim() != 1 or len(scales) < len(rows) or not scales.is_floating_point():
+            raise ModelError(
+                f"{own}.weight_scale in {self._path} is {scales.dtype} of shape {tuple(scales.shape)}; it must hold "
+                f"{len(rows)} or more floats: convert the model again"
+            )
+        check_scales(scales[: len(rows)].float(), f"{own}.weight_scale in {self._path}")
         if stored.shape[0] != sum(rows):
             raise ModelError(f"{own} in {self._path} has {stored.shape[0]} rows; the config asks for {sum(rows)}")
         self._projections[name] = own, index
@@ -137,11 +149,17 @@ class PublishedCheckpoint:
 def _load(path: Path) -> dict[str, torch.Tensor]:
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise ModelError(f"{path} cannot be read as tensors alone ({error}); convert the model again") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    except Exception as error:  # a damaged pickle raises whatever its instructions happen to: IndexError, KeyError, ...
+        raise ModelError(
+            f"{path} cannot be read as tensors alone ({type(error).__name__}: {error}); convert the model again"
+        ) from error
+    if not isinstance(state, dict) or not all(map(_is_plain, state.values())):
         raise ModelError(f"{path} is no dictionary of tensors; convert the model again")
     return state
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu"
 
 
 def _info(tensor: torch.Tensor) -> TensorInfo:

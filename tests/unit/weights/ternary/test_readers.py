@@ -105,6 +105,14 @@ def test_fusing_keeps_each_projection_its_scales() -> None:
     assert mixed.group == 64
     assert torch.equal(mixed.dequantised(), fused.dequantised())
     assert by_group(mixed, 128) is mixed
+    with pytest.raises(ModelError, match="groups of 64 and 128 columns"):
+        fuse([mixed, by_group(other, 128)])
+
+
+@pytest.mark.parametrize("shape", [(16,), (0, 16), (4, 0), (16, 4)])
+def test_packed_codes_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match=r"x has packed codes of shape .*; 16 rows are \(4, K\)"):
+        hf_packed.unpack(torch.zeros(shape, dtype=torch.uint8), 16, "x")
 
 
 def damaged(folder: Path, config: dict[str, Any], change: Any) -> Path:
