@@ -31,15 +31,32 @@ def completion_logprobs(entries: Sequence[TokenLogprob] | None, offset: int = 0)
         offsets.append(offset)
         offset += len(entry.text)
     return {
-        "tokens": [entry.text for entry in entries],
+        "tokens": [_name(entry) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "top_logprobs": [{top.text: _finite(top.logprob) for top in entry.top} for entry in entries],
+        "top_logprobs": [_by_name(entry) for entry in entries],
         "text_offset": offsets,
     }
 
 
 def _entry(entry: TokenLogprob) -> dict[str, Any]:
     return {"token": entry.text, "bytes": list(entry.bytes), "logprob": _finite(entry.logprob)}
+
+
+def _by_name(entry: TokenLogprob) -> dict[str, float]:
+    """Return the most likely tokens' logarithms and the chosen one's; of tokens with one name, the likeliest's."""
+    named: dict[str, float] = {}
+    for one in (*entry.top, entry):
+        named.setdefault(_name(one), _finite(one.logprob))
+    return named
+
+
+def _name(entry: TokenLogprob) -> str:
+    """Return a token's text, or its bytes as OpenAI spells them if they are no whole characters."""
+    raw = bytes(entry.bytes)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _finite(logprob: float) -> float:
