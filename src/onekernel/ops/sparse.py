@@ -55,6 +55,7 @@ def sparse_ffn(
     _check(x, gate, up, down, activation)
     if totals is None:
         totals = torch.zeros(TOTALS, dtype=torch.int32, device=x.device)
+    _check_totals(totals, x.device)
     out = run(x.reshape(-1, x.shape[-1]), gate, up, down.rows, totals, None, activation, route or Route())
     return out.view(x.shape)
 
@@ -251,9 +252,19 @@ def _check(
     down.check(up)
     if gate is not None and gate.shape != up.shape:
         raise ConfigError(f"gate has shape {tuple(gate.shape)}, up {tuple(up.shape)}; they must be equal")
-    if x.shape[-1] != up.shape[1]:
-        raise ConfigError(f"x has {x.shape[-1]} columns where up takes {up.shape[1]}")
+    if x.shape[-1:] != up.shape[1:]:
+        raise ConfigError(f"x has shape {tuple(x.shape)}; up takes (..., {up.shape[1]})")
     _check_activation(activation)
+
+
+def _check_totals(totals: torch.Tensor, device: torch.device) -> None:
+    """Kernels add to all of them, wherever they lie."""
+    fits = totals.shape == (TOTALS,) and totals.dtype is torch.int32 and totals.is_contiguous()
+    if not fits or totals.device != device:
+        raise ConfigError(
+            f"totals are {totals.dtype} {tuple(totals.shape)} on {totals.device}; they must be contiguous int32 "
+            f"({TOTALS},) on {device}"
+        )
 
 
 def pad_weights(matrix: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def ternary_linear(
     number of tokens. Raises ConfigError for shapes or dtypes that do not fit.
     """
     n, k = weight.shape
-    if x_q.dtype is not torch.int8 or x_q.shape[-1] != k:
+    if x_q.dtype is not torch.int8 or x_q.shape[-1:] != (k,):
         raise ConfigError(f"x_q is {x_q.dtype} {tuple(x_q.shape)}; a {n} x {k} matrix takes int8 (..., {k})")
     if x_scale.dtype is not torch.float32 or x_scale.shape != x_q.shape[:-1]:
         raise ConfigError(
@@ -57,8 +57,10 @@ def quantize_activation(
 
     y is x, or with the weights `norm` (K,) its root-mean-square norm x / sqrt(mean(x^2) + eps) * norm. x is float32, or
     bf16, which then also rounds the normalised value and its product with the weights, as models in bf16 do; another
-    float dtype is taken to float32. Raises ConfigError for weights of another length.
+    float dtype is taken to float32. Raises ConfigError for no values, or weights of another length.
     """
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ConfigError(f"x has shape {tuple(x.shape)}; activations are (..., K) with K of 1 or more")
     k = x.shape[-1]
     if norm is not None and norm.shape != (k,):
         raise ConfigError(f"the norm has weights of shape {tuple(norm.shape)}; activations of {k} values need ({k},)")

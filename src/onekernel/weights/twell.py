@@ -62,8 +62,10 @@ class Twell:
     def pack(cls, values: torch.Tensor, capacity: int, tile_columns: int = TILE_COLUMNS) -> Twell:
         """Return the packed form of a (rows, columns) bf16 activation.
 
-        Raises ConfigError for another dtype, too many columns, or a capacity that is not 1 to `tile_columns`.
+        Raises ConfigError for another shape or dtype, too many columns, or a capacity that is not 1 to `tile_columns`.
         """
+        if values.dim() != 2:
+            raise ConfigError(f"the activation has shape {tuple(values.shape)}; it must be (rows, columns)")
         columns = values.shape[1]
         if values.dtype is not torch.bfloat16:
             raise ConfigError(f"the activation is {values.dtype}; TwELL words hold bfloat16 values")
@@ -119,7 +121,9 @@ class TwellStatistics:
 
     @classmethod
     def of(cls, values: torch.Tensor, tile_columns: int = TILE_COLUMNS) -> TwellStatistics:
-        """Measure a (rows, columns) activation."""
+        """Measure a (rows, columns) activation; raises ConfigError for another shape or no columns."""
+        if values.dim() != 2 or values.shape[1] == 0:
+            raise ConfigError(f"the activation has shape {tuple(values.shape)}; it must be (rows, 1 or more columns)")
         return cls.read(cls.measure(values != 0, tile_columns), *values.shape)
 
     @staticmethod

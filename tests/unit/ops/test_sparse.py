@@ -160,7 +160,24 @@ def test_what_does_not_fit_is_refused() -> None:
         sparse_ffn(x, gate, up, DownProjection.from_rows(down))
     with pytest.raises(ConfigError, match=r"gate has shape \(150, 64\), up \(160, 64\)"):
         sparse_ffn(x, gate[:150], up, projection)
-    with pytest.raises(ConfigError, match="x has 63 columns where up takes 64"):
+    with pytest.raises(ConfigError, match=r"x has shape \(5, 63\); up takes \(..., 64\)"):
         sparse_ffn(x[:, :63], gate, up, projection)
+    with pytest.raises(ConfigError, match=r"x has shape \(\); up takes"):
+        sparse_ffn(x[0, 0], gate, up, projection)
     with pytest.raises(ConfigError, match="activation is 'silu'; it must be relu or relu2"):
         sparse_ffn(x, gate, up, projection, activation="silu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        torch.zeros(1, dtype=torch.int32),
+        torch.zeros(4),
+        torch.zeros(8, dtype=torch.int32)[::2],
+        torch.zeros(4, dtype=torch.int32, device="meta"),
+    ],
+)
+def test_totals_that_the_kernels_would_write_beyond_are_refused(totals: torch.Tensor) -> None:
+    gate, up, down = weights(64, 160)
+    with pytest.raises(ConfigError, match=r"totals are torch.* they must be contiguous int32 \(4,\) on cpu"):
+        sparse_ffn(inputs(5, 64), gate, up, DownProjection.from_linear(down), route=Route("gather"), totals=totals)

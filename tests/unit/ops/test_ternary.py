@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onekernel.errors import ConfigError
@@ -41,6 +41,7 @@ def test_a_product_has_the_reference_s_bits(layout: str, name: str) -> None:
 
 @settings(max_examples=40)
 @given(n=st.integers(1, 40), k=st.integers(1, 200), tokens=st.integers(1, 20), seed=st.integers(0, 2**31))
+@example(n=24, k=1, tokens=20, seed=0)
 def test_sums_are_the_integers_own(n: int, k: int, tokens: int, seed: int) -> None:
     """With scales 1 a float32 result is the sum itself."""
     matrix = replace(random_matrix(n, k, seed), scales=torch.ones(1))
@@ -152,6 +153,7 @@ X, SCALE = random_activations(2, 320)
     ("change", "said"),
     [
         ({"x_q": X.float()}, r"x_q is torch.float32 \(2, 320\); a 48 x 320 matrix takes int8"),
+        ({"x_q": X[0, 0], "x_scale": SCALE[0]}, r"x_q is torch.int8 \(\); a 48 x 320 matrix takes"),
         ({"x_q": X[:, :319]}, r"x_q is torch.int8 \(2, 319\)"),
         ({"x_scale": SCALE[:1]}, r"x_scale is torch.float32 \(1,\); it must be float32 \(2,\)"),
         ({"x_scale": SCALE.double()}, "x_scale is torch.float64"),
@@ -162,6 +164,12 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], said: str) -> N
     operands = {"x_q": X, "x_scale": SCALE, "weight": TensorCoreTiles.pack(MATRICES["one scale"])} | change
     with pytest.raises(ConfigError, match=said):
         ternary_linear(**operands)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_activations_of_no_values_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"x has shape .*; activations are \(..., K\) with K of 1 or more"):
+        quantize_activation(torch.zeros(shape))
 
 
 def test_a_norm_of_another_length_is_refused() -> None:

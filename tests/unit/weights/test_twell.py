@@ -92,6 +92,12 @@ def test_no_rows_at_all() -> None:
     assert Twell.pack(values, TwellStatistics.of(values).capacity()).unpack().shape == (0, 300)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (8,)])
+def test_statistics_of_no_columns_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"the activation has shape .*; it must be \(rows, 1 or more columns\)"):
+        TwellStatistics.of(torch.zeros(shape))
+
+
 @pytest.mark.parametrize("capacity", [1, 16, 256])
 @pytest.mark.parametrize("square", [False, True])
 def test_the_product_is_the_dense_one(capacity: int, square: bool) -> None:
@@ -115,6 +121,7 @@ def test_the_product_is_the_dense_one(capacity: int, square: bool) -> None:
 @pytest.mark.parametrize(
     ("values", "capacity", "complaint"),
     [
+        (torch.zeros(8, dtype=torch.bfloat16), 4, r"has shape \(8,\); it must be \(rows, columns\)"),
         (torch.zeros(1, 8), 4, "torch.float32; TwELL words hold bfloat16"),
         (torch.zeros(1, 65537, dtype=torch.bfloat16), 4, "65537 columns; a TwELL word can name 65536"),
         (torch.zeros(1, 8, dtype=torch.bfloat16), 0, "capacity is 0; it must be 1 to the 256"),
