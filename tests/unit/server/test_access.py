@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import re
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -81,6 +83,30 @@ def test_other_pages_are_not_let_in_unless_they_are_named(scripted: Start) -> No
     assert "access-control-allow-origin" not in opened.http.options("/v1/chat/completions", **other).headers
 
 
+def answers(connection: socket.socket) -> list[bytes]:
+    """Read until the server closes; return the statuses."""
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+    return re.findall(rb"HTTP/1.1 (\d+)", data)
+
+
+@pytest.mark.parametrize("cut", [0, 20, 150, 240])
+def test_a_request_for_another_protocol_is_answered_in_this_one(http: httpx.Client, cut: int) -> None:
+    """As `curl --http2` sends it; it comes in two pieces, and other requests follow on its connection."""
+    body = b'{"content": "Hi"}'
+    post = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 17\r\n"
+    h2c = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    socket_like = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    requests = [post + h2c + b"\r\n" + body, socket_like + b"\r\n", post + b"connection: close\r\n\r\n" + body]
+    raw = b"".join(requests)
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=30) as connection:
+        for piece in (raw[:cut], raw[cut:]):
+            connection.sendall(piece)
+            time.sleep(0.02)  # so that the server most likely reads them one by one
+        assert answers(connection) == [b"200"] * 3
+
+
 def test_a_head_that_is_too_long_or_too_slow_is_cut() -> None:
     with serving(create_app(Service(ServerSettings())), head_timeout_s=0.3) as address:
         where = ("127.0.0.1", int(address.rpartition(":")[2]))
@@ -92,6 +118,9 @@ def test_a_head_that_is_too_long_or_too_slow_is_cut() -> None:
         with socket.create_connection(where, timeout=30) as long:
             long.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 80_000)
             assert long.recv(1000).startswith(b"HTTP/1.1 431")
+        with socket.create_connection(where, timeout=30) as at_once:
+            at_once.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n")
+            assert answers(at_once) == [b"431"]
         with socket.create_connection(where, timeout=30) as broken:
             broken.sendall(b"this is no HTTP\r\n\r\n")
             assert broken.recv(1000).startswith(b"HTTP/1.1 400")
