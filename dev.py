@@ -325,9 +325,15 @@ def quick_steps(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def slow_steps(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Return what `test-all` adds: slow tests one at a time, because some of them measure time, and planted faults."""
+    """Return what `test-all` adds: slow tests, one at a time where some of them measure time, and planted faults."""
     strict = ["--strict-skips"] if options.strict_skips else []
-    return {"slow tests": ["pytest", "-m", "slow", *strict], "planted faults": ["tests.faults"]}
+    alone = ["tests/e2e", "tests/load"]
+    together = [f"--ignore={folder}" for folder in alone]
+    return {
+        "slow tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "slow", *together, *strict],
+        "slow tests, one at a time": ["pytest", "-m", "slow", *alone, *strict],
+        "planted faults": ["tests.faults"],
+    }
 
 
 def test(options: argparse.Namespace) -> int:

@@ -269,7 +269,7 @@ def test_test_all_is_test_and_more() -> None:
     quick, slow = dev.quick_steps(options), dev.slow_steps(options)
     assert not set(quick) & set(slow)
     pytests = [command for command in [*quick.values(), *slow.values()] if command[0] == "pytest"]
-    assert len(pytests) == 2
+    assert len(pytests) == 3
     assert all("--strict-skips" in command for command in pytests)
 
 
