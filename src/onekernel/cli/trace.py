@@ -43,7 +43,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.until_us is not None and not args.until_us > 0:
         raise ConfigError(f"--until-us is {args.until_us}; it must be above 0")
     model_name(args)
-    engine_config(args)  # a usage error in either comes before the imports below
+    options = engine_config(args)  # a usage error in either comes before the imports below
+
+    from onekernel.device.resolve import resolve_device
+
+    device = resolve_device(options.device)
+    if not device.device.startswith("cuda"):
+        raise ConfigError(f"a trace is of the kernel on a GPU, and the device is {device.device} ({device.reason})")
 
     from onekernel.cli.session import open_llm
     from onekernel.engine.megakernel_backend import MegakernelBackend

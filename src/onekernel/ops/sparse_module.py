@@ -126,16 +126,18 @@ def replace_ffn(
     ones are not changed: their weights are copied, one feed-forward at a time. With a `route` only the down projections
     are, which are transposed. `activation` says what the weights were trained with where the config says
     something else: published sparse checkpoints say silu. Raises ConfigError, before anything is changed, if there is
-    no feed-forward, one has biases or no ReLU.
+    no feed-forward, one has biases or no ReLU, or `activation` is none.
     """
+    if activation not in (None, "relu", "relu2"):
+        raise ConfigError(f"activation is {activation!r}; it must be relu or relu2, whose values can be zero")
     found: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if _is_ffn(module):
             found.setdefault(module, []).append(name)
     if not found:
         raise ConfigError(
-            f"{type(model).__name__} has no module with gate_proj, up_proj, down_proj and act_fn; replace_ffn knows "
-            f"the feed-forwards of transformers' Llama and Qwen"
+            f"{type(model).__name__} has no module with gate_proj, up_proj, down_proj and act_fn, or all are replaced "
+            f"already; replace_ffn knows the feed-forwards of transformers' Llama and Qwen"
         )
     kinds = [activation or _activation(names[0], module) for module, names in found.items()]
     for module, names in found.items():

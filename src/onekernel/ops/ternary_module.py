@@ -97,8 +97,8 @@ def replace_linears(
             found[name] = layer
     if not found:
         raise ConfigError(
-            "no linear layer of the model is ternary; if its weights are the masters of a ternary model, which are "
-            "quantised now, say masters=True"
+            "no linear layer of the model is ternary, or all are packed already; if its weights are the masters of a "
+            "ternary model, which are quantised now, say masters=True"
         )
     for name, layer in found.items():
         model.set_submodule(name, layer)

@@ -21,7 +21,7 @@ from tests.unit.cli.tiny import write_tiny
         (["-p", "0"], "--n-prompt is 0 and --token 8; give at least one prompt token"),
         (["-n", "-1"], "--token -1"),
         (["--until-us", "0"], "--until-us is 0.0; it must be above 0"),
-        ([], "runs on the backend reference on cpu, which has no kernel to trace"),
+        ([], "a trace is of the kernel on a GPU, and the device is cpu"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(

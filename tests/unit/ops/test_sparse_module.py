@@ -142,5 +142,7 @@ def test_models_without_zeros_are_refused_and_left_as_they_were() -> None:
     assert not any(isinstance(part, SparseFFN) for model in (silu, biased) for part in model.modules())
     with pytest.raises(ConfigError, match="Linear has no module with gate_proj"):
         replace_ffn(torch.nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="activation is 'gelu'; it must be relu or relu2"):
+        replace_ffn(silu, activation="gelu")  # type: ignore[arg-type]
     replace_ffn(silu, activation="relu")
     assert isinstance(silu.model.layers[1].mlp, SparseFFN)

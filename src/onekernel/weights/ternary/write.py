@@ -85,6 +85,8 @@ def write_ternary(
     (destination / CONFIG).write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
     about = {"format": "pt", "onekernel.format": FORMAT, "onekernel.version": __version__}
     save_file(saved, destination / WEIGHTS, metadata=about | {"onekernel.source": checkpoint.settings.name})
+    # safetensors writes for the owner alone; a service runs as another user.
+    (destination / WEIGHTS).chmod((destination / CONFIG).stat().st_mode)
 
 
 def _scale(name: str) -> str:
