@@ -35,7 +35,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.complaint(
     "D4",
     file="weights/open.py",
-    old="return SafetensorsCheckpoint(path, _local_settings(path))",
+    old="return _open_directory(path, _local_settings(path))",
     new="from onekernel.weights.hub import HubModel; HubModel(model, revision, progress)",
 )
 @pytest.mark.usefixtures("no_network")
