@@ -77,7 +77,6 @@ def gone(pid: int, seconds: float = 120.0) -> bool:
     return False
 
 
-@pytest.mark.complaint("K4", file="cli/main.py", old="        end_in_order()", new="        pass")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_in_the_middle_of_an_answer_ends_the_command_in_order(
     running: dict[str, subprocess.Popen[str]], name: str, code: int
