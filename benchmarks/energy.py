@@ -1,28 +1,19 @@
-"""The energy a GPU has used, from NVML's counter."""
+"""The energy of calls, where the GPU's counter can be read."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
+from onekernel.errors import DeviceError
+from onekernel.measure.energy import energy_counter
 
-def energy_counter(uuid: str) -> Callable[[], float] | None:
-    """Return a function that says how many millijoules the GPU of this UUID has used, or None where NVML cannot say."""
+
+def counter_if_any(device: str, uuid: str) -> Callable[[], float] | None:
+    """Return `energy_counter` of a GPU, or None where there is none to read."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
+        return energy_counter(device, uuid)
+    except DeviceError:
         return None
-    handle, used = ctypes.c_void_p(), ctypes.c_ulonglong()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):
-        return None
-    if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used)):
-        return None
-
-    def read() -> float:
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(used))
-        return float(used.value)
-
-    return read
 
 
 def millijoules_per_call(counter: Callable[[], float] | None, run: Callable[[], object], calls: int) -> float | None:

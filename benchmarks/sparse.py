@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.energy import energy_counter
+from benchmarks.energy import counter_if_any
 from benchmarks.sparse_layer import Layer, dense
 from benchmarks.sparse_models import model_rows
 from benchmarks.sparse_patterns import Pattern, iid, skew
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         found = facts(scale.device)
         about = {"device": found.name, "driver": found.driver_version}
-        counter = energy_counter(f"GPU-{torch.cuda.get_device_properties(scale.device).uuid}")
+        counter = counter_if_any(scale.device, f"GPU-{torch.cuda.get_device_properties(scale.device).uuid}")
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         if "layers" in kinds:

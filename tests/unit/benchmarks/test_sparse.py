@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import sparse, train_sparse
-from benchmarks.energy import energy_counter, millijoules_per_call
+from benchmarks.energy import counter_if_any, millijoules_per_call
 from benchmarks.sparse_patterns import Pattern, iid, skew
 
 TOKENS, INNER, HIDDEN = 1024, 5632, 128
@@ -64,7 +64,7 @@ def test_even_half_of_all_values_can_be_skewed() -> None:
 
 
 def test_without_a_counter_there_is_no_energy() -> None:
-    assert energy_counter("GPU-none") is None
+    assert counter_if_any("cuda:0", "GPU-none") is None
     assert millijoules_per_call(None, lambda: None, 3) is None
     used = iter([100.0, 160.0])
     assert millijoules_per_call(lambda: next(used), lambda: None, 3) == 20.0
