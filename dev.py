@@ -313,25 +313,32 @@ def demo(options: argparse.Namespace) -> int:
     return subprocess.call([VENV / "bin" / "onekernel", *command], cwd=ROOT, env=environment())
 
 
+def test_options(options: argparse.Namespace) -> list[str]:
+    """Return what every run of pytest gets: a test that fails is tried again, twice, and named in the summary.
+
+    On a busy machine one of some thousand tests with processes and time limits can fail for no fault of the code.
+    """
+    return ["--reruns", "2", "-raR", *(["--strict-skips"] if options.strict_skips else [])]
+
+
 def quick_steps(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return what `test` runs."""
-    strict = ["--strict-skips"] if options.strict_skips else []
     return {
         "pip check": ["pip", "check"],
         **LINT,
         **TYPES,
-        "tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "not slow", *strict],
+        "tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "not slow", *test_options(options)],
     }
 
 
 def slow_steps(options: argparse.Namespace) -> dict[str, list[str]]:
     """Return what `test-all` adds: slow tests, one at a time where some of them measure time, and planted faults."""
-    strict = ["--strict-skips"] if options.strict_skips else []
+    common = test_options(options)
     alone = ["tests/e2e", "tests/load"]
     together = [f"--ignore={folder}" for folder in alone]
     return {
-        "slow tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "slow", *together, *strict],
-        "slow tests, one at a time": ["pytest", "-m", "slow", *alone, *strict],
+        "slow tests": ["pytest", "-n", "2", "--dist", "loadgroup", "-m", "slow", *together, *common],
+        "slow tests, one at a time": ["pytest", "-m", "slow", *alone, *common],
         "planted faults": ["tests.faults"],
     }
 

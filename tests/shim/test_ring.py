@@ -165,7 +165,7 @@ def test_a_stuck_kernel_ends_and_says_who_waited(device, with_fault, case: Case)
     """On a GPU too, and the next launch works: the context is not lost."""
     stuck = with_fault(SHAPE.spec(), *FAULTS["dropped tag"])
     with pytest.raises(DeviceError, match="kernel ring was stopped") as caught:
-        case.run(device.load(stuck), 2, device.torch, max_turns=20 * 1024)
+        case.run(device.load(stuck), 2, device.torch, max_turns=2**18)
     # The sixth word of each CTA's first phase, 5 and 36 + 5, carries tag 1 instead of 2; pairs of words are named by
     # the first. The loaders wait for consumers that are stuck.
     assert re.search(r"CTA \d warp 0 waited for value (4|40): expected 2, saw 1, gave up", str(caught.value))
