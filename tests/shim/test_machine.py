@@ -31,9 +31,11 @@ def total(words: int, rounds: int) -> int:
     return sum(r * 40503 + i * 9973 for r in range(rounds) for i in range(words)) % 2**32
 
 
-def hop(kernel, device: torch.device, cluster: int, words: int, rounds: int) -> tuple[list[int], Watch]:
+def hop(
+    kernel, device: torch.device, cluster: int, words: int, rounds: int, max_turns: int = 4_000_000
+) -> tuple[list[int], Watch]:
     ctas = 2 * cluster
-    watch = Watch.create(device, ctas, HOP_THREADS, max_turns=4_000_000)
+    watch = Watch.create(device, ctas, HOP_THREADS, max_turns)
     sums = torch.zeros(ctas * HOP_THREADS, dtype=torch.int32, device=device)
     kernel.launch(
         ctas,
@@ -63,6 +65,6 @@ def test_a_cluster_that_waits_in_vain_is_stopped(shim, with_fault) -> None:
     spec = with_fault(
         cluster_hop("cluster_hop_tagged"), "cluster_hop.cu", "i < end; i += WARP", "i + 1 < end; i += WARP"
     )
-    _, watch = hop(shim(spec), torch.device("cpu"), 2, words=8, rounds=2)
+    _, watch = hop(shim(spec), torch.device("cpu"), 2, words=8, rounds=2, max_turns=2**16)
     with pytest.raises(DeviceError, match=r"waited for cluster value [37]: expected 1, saw 0, gave up"):
         watch.check("cluster_hop_tagged")
