@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -141,3 +142,17 @@ def test_a_host_s_rule_is_asked_before_each_token_and_costs_a_launch_for_each(ri
         allowed = exact[step, step % 3 :: 3]
         noise = (bf16[step] - exact[step]).square().mean().sqrt()
         assert allowed.max() - exact[step, token] <= NOISE * noise
+
+
+def test_the_benchmark_times_a_stop_from_its_match_to_the_kernel_s_end(
+    rig: Rig, start: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))  # whose scripts import each other
+    from benchmarks.engine import stopping
+
+    before = rig.kernel.launches
+    row = stopping(start(64), rig.prompt[:40], 16, 2, "cpu")
+    assert rig.kernel.launches - before == 3
+    assert row["match_to_word_ms"]["repeats"] == 2
+    assert row["match_to_word_ms"]["p10"] > 0 and row["word_to_end_ms"]["p10"] > 0
+    assert 2 <= row["answer_tokens"] <= 10 and 0 <= row["tokens_after"] < 14
