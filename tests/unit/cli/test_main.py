@@ -235,3 +235,26 @@ def test_a_usage_error_names_the_command(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["generate", "model", "--temp", "warm"])
     assert "\nonekernel generate: error: argument --temp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["generate", "model", "--temperatur", "1"], "there is no flag --temperatur; did you mean --temperature?"),
+        (["generate", "model", "--tmep=1"], "there is no flag --tmep; did you mean --temp?"),
+        (["chat", "model", "--top_k", "3"], "there is no flag --top_k; did you mean --top-k?"),
+        (["serve", "model", "--max"], "there is no flag --max; did you mean --max-body-bytes or --max-choices?"),
+        (["info", "model", "--xyzzy"], "there is no flag --xyzzy; `onekernel info --help` lists them"),
+        (["env", "-q"], "there is no flag -q; `onekernel env --help` lists them"),
+        (["generate", "model", "hello"], "unexpected argument 'hello'"),
+    ],
+)
+def test_an_unknown_flag_gets_the_command_s_usage_and_the_nearest_flag(
+    arguments: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: onekernel {arguments[0]} ")
+    assert error == f"onekernel {arguments[0]}: error: {refusal}"
