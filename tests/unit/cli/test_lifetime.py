@@ -97,11 +97,15 @@ def test_a_command_ends_with_its_parent(running: dict[str, subprocess.Popen[str]
     child = int(process.stdout.readline())
     process.kill()
     assert gone(child)
+    assert process.stderr is not None
+    assert f"process {process.pid}, which started this one, has ended" in process.stderr.read()
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.complaint("K4", file="cli/lifetime.py", old="    while parent() == first:", new="    while True:")
-def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short() -> None:
+def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     parents, codes = iter([7, 7, 1]), list[int]()
     before = signal.signal(signal.SIGTERM, lambda *args: None)
     try:
@@ -109,6 +113,7 @@ def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short
     finally:
         signal.signal(signal.SIGTERM, before)
     assert codes == [143]
+    assert "process 7, which started this one, has ended" in caplog.text and "nohup or setsid" in caplog.text
 
 
 def test_what_was_detached_on_purpose_has_no_parent_to_die_with() -> None:
