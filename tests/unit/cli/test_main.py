@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -214,6 +215,20 @@ def test_a_second_ctrl_c_while_the_command_ends_is_no_traceback(failing: Any) ->
     failing(KeyboardInterrupt())
     assert main(["env"]) == 130
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_while_python_still_imports_the_command_line_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onekernel.__main__ import main as entry
+
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "onekernel.cli.main", Importing("onekernel.cli.main"))
+    assert entry() == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
