@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import torch
 from onekernel import LLM, SamplingParams
 from onekernel.device.facts import facts
 from onekernel.errors import DeviceError
+from tests.tiny_llama import write_tiny
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,19 +23,6 @@ GPU = "cuda:0"
 START_S, END_S, FREE_S = 90.0, 30.0, 10.0
 SLACK_BYTES = 64 << 20
 ENDLESS = ["--load-format", "dummy", "-p", "1 2 3", "-c", "0", "--ignore-eos", "--device", GPU]
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4096,
-    "max_position_embeddings": 400_000,
-}
-
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[1:])
@@ -46,9 +33,9 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose answers take minutes."""
-    file: Path = tmp_path_factory.mktemp("model") / "config.json"
-    file.write_text(json.dumps(CONFIG))
-    return str(file)
+    shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8}
+    rest = {"head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 400_000}
+    return str(write_tiny(tmp_path_factory.mktemp("model"), **shape, **rest))
 
 
 class Answering:

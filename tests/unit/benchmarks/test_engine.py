@@ -10,28 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_llama import write_tiny
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 200,
-    "max_position_embeddings": 1024,
-}
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("bench") / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_tiny(folder, intermediate_size=64, num_hidden_layers=1, vocab_size=200, max_position_embeddings=1024)
     flags = ["--device", "cpu", "--prompt", "8", "--new", "12", "--repeats", "2", "--turns", "20", "--commit", "abc"]
     flags += ["--stops", "3"]
     command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(folder / "config.json"), *flags]
