@@ -155,8 +155,8 @@ class LLM:
         constraint: Constraint | None,
         template: Mapping[str, Any],
     ) -> Submit:
-        encoded = encode(self.tokenizer, prompt, template)
         engine = self._loaded.engine
+        encoded = encode(self.tokenizer, prompt, template, engine.check_length)
 
         def submit(deliver: Deliver) -> CancelToken:
             return engine.submit(

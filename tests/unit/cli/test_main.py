@@ -171,7 +171,7 @@ def test_an_unknown_log_level_is_refused(capsys: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.complaint(
-    "I1", file="errors.py", old='f"the prompt has {prompt_tokens} tokens and leaves', new='f"the prompt leaves'
+    "I1", file="errors.py", old='f"the prompt has {least}{prompt_tokens} tokens and leaves', new='f"the prompt leaves'
 )
 def test_a_prompt_that_is_too_long_names_both_numbers_and_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     llm = FakeLLM([Script([ContextLengthError(150, 100, 4096)])])
