@@ -53,17 +53,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
 
     import json
-    from pathlib import Path
 
     from onekernel.config import PAGE_TOKENS, context_tokens
     from onekernel.engine.megakernel_load import first_plan
     from onekernel.models.registry import model_config
     from onekernel.plan.limits import Limits
     from onekernel.plan.validate import validate
-    from onekernel.weights.open import LoadFormat, open_checkpoint
+    from onekernel.weights.open import LoadFormat, local_path, open_checkpoint
 
     # The settings are all that is needed, and "dummy" opens nothing else.
-    path = Path(name).expanduser()
+    path = local_path(name)
     load_format: LoadFormat = "auto" if path.suffix == ".gguf" and path.exists() else "dummy"
     checkpoint = open_checkpoint(name, revision=args.revision, load_format=load_format, progress=console.note)
     try:
