@@ -8,8 +8,9 @@ first) / (tokens - 1), beside `greedy_us_per_token` of plain greedy answers of t
 on a CPU that of this process). Where the comparison is another one, the row's `greedy` says which. Kinds: streaming
 with a stop string that never comes, against the backend alone; the sampling settings, on logits sharpened to a top-1
 probability of 0.3 to 0.7 and some on flat ones; a constraint; slices with 1, 2 and 4 clients (wall time over all
-tokens); cancelling; the last tenth of a chat of many turns whose history is cut to 512 tokens, against its first tenth.
-The file is written after every kind.
+tokens); cancelling; a stop string that comes, from the host's match to the cancel word and on to the kernel's end
+(without a kernel: to the answer's); the last tenth of a chat of many turns whose history is cut to 512 tokens, against
+its first tenth. The file is written after every kind.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from decode import DeviceDummy, our_engine
 from onekernel import SamplingParams
 from onekernel.device.facts import facts
 from onekernel.engine.engine import Engine, Event
+from onekernel.engine.megakernel import Megakernel
 from onekernel.engine.paged_backend import PagedBackend
 from onekernel.engine.request import CancelToken, Completion, Delta
 from onekernel.measure.bench import random_ids
@@ -203,6 +205,73 @@ def cancelling(engine: Engine, ids: Sequence[int], new: int, repeats: int, devic
     }
 
 
+class Ends:
+    """When a kernel was told to end and when it had ended, and the tokens that it made in between.
+
+    It stands before a megakernel's own `cancel` and `check`, which every launch, of at most `limit` tokens, ends with.
+    """
+
+    def __init__(self, megakernel: Megakernel, limit: int) -> None:
+        self._megakernel, self._limit = megakernel, limit
+        self._cancel, self._check = megakernel.cancel, megakernel.check
+        self.told = self.ended = 0.0
+        self.tokens_after = 0
+        megakernel.cancel, megakernel.check = self._note_cancel, self._note_check  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        self._megakernel.cancel, self._megakernel.check = self._cancel, self._check  # type: ignore[method-assign]
+
+    def _made(self) -> int:
+        return sum(self._megakernel.read(index) is not None for index in range(self._limit))
+
+    def _note_cancel(self) -> None:
+        self._cancel()
+        self.told = time.perf_counter()
+        self.tokens_after = -self._made()
+
+    def _note_check(self) -> None:
+        self.ended = time.perf_counter()
+        self.tokens_after += self._made()
+        self._check()
+
+
+def stopping(engine: Engine, ids: Sequence[int], new: int, repeats: int, device: str) -> dict[str, Any]:
+    """Answer up to a stop string in the middle: from its match to the cancel word, and from there to the kernel's end.
+
+    The token that completes the string reaches its owner, on the engine's thread, right after the match.
+    """
+    before, samples, to_word, to_end, late = used_mb(device), list[Sample](), list[float](), list[float](), list[int]()
+    free = Waiting(engine, ids, new, **GREEDY).end().completion
+    stop = engine.tokenizer.decode(free.token_ids[new // 2 : new // 2 + 2]) if free else ""
+    kernel: Megakernel | None = getattr(engine.backend, "megakernel", None)
+    ends = None if kernel is None else Ends(kernel, new)
+    for _ in range(repeats):
+        samples.append(Waiting(engine, ids, new, stop=(stop,), **GREEDY).end())
+        told, matched = time.perf_counter(), samples[-1].token_s[-1]
+        to_word.append(((ends.told if ends else told) - matched) * 1e3)
+        to_end.append(((ends.ended if ends else told) - matched) * 1e3 - to_word[-1])
+        late.append(ends.tokens_after if ends else 0)
+    if ends:
+        ends.close()
+    if any(sample.completion is None or sample.completion.finish_reason != "stop" for sample in samples):
+        raise RuntimeError(f"the stop string {stop!r} came in no answer, though a free one holds it")
+    us = spread([sample.us_per_token for sample in samples])
+    return {
+        "kind": "stop string",
+        "greedy": "itself",
+        "us_per_token": us,
+        "greedy_us_per_token": us,
+        "p99_us": round(p99([us for sample in samples for us in sample.intervals_us]), 1),
+        "gpu_mb_start": round(before, 1),
+        "gpu_mb_end": round(used_mb(device), 1),
+        "answer_tokens": len(samples[-1].token_s),
+        "match_to_word_ms": spread(to_word),
+        "match_to_word_p99_ms": p99(to_word),
+        "word_to_end_ms": spread(to_end),
+        "tokens_after": max(late),
+    }
+
+
 def top_probability(engine: Engine, ids: Sequence[int]) -> float:
     """Mean probability of the likeliest token over a short greedy answer."""
     completion = Waiting(engine, ids, 16, **{**GREEDY, "logprobs": 0}).end().completion
@@ -229,6 +298,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, metavar="N", help="prompt tokens")
     parser.add_argument("--new", type=int, default=256, metavar="N", help="generated tokens")
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="answers of each side")
+    parser.add_argument("--stops", type=int, default=200, metavar="N", help="answers that a stop string ends")
     parser.add_argument("--turns", type=int, default=1000, metavar="N", help="turns of the chat")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--commit", help="what to record as the commit")
@@ -281,6 +351,7 @@ def main() -> None:
     for count in (1, 2, 4):
         compare(f"clients {count}", lambda count=count: clients(engine, ids, args.new, count))  # type: ignore[misc]
     add(cancelling(engine, ids, args.new, args.repeats, args.device))
+    add(stopping(engine, ids, args.new, args.stops, args.device))
     add(chat(engine, args.turns, config.vocab_size, args.device))
     engine.close()
 

@@ -60,6 +60,19 @@ class Ternary:
             raise ConfigError(f"the head of a ternary model is {self.head!r}; it must be dense, ternary or int8")
 
 
+_MOST_OF_A_MODEL = {
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "vocab_size": 1 << 20,
+    "max_position_embeddings": 1 << 30,
+}
+"""Far beyond any model; what is larger is damaged, and tables of names or tokens for it would take for ever."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Dimensions and options of a Llama-class decoder (names of Hugging Face's config.json)."""
@@ -89,19 +102,12 @@ class ModelConfig:
     ternary: Ternary | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "vocab_size",
-            "max_position_embeddings",
-        ):
+        for name, most in _MOST_OF_A_MODEL.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            if value > most:
+                raise ConfigError(f"{name} is {value}; at most {most} can be taken")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_attention_heads is {self.num_attention_heads}, not a multiple of "

@@ -35,7 +35,8 @@ class TemplateError(OnekernelError, ValueError):
 class ContextLengthError(OnekernelError, ValueError):
     """The prompt does not fit the context; nothing was cut."""
 
-    def __init__(self, prompt_tokens: int, max_context: int, model_limit: int) -> None:
+    def __init__(self, prompt_tokens: int, max_context: int, model_limit: int, *, at_least: bool = False) -> None:
+        """at_least: the prompt has `prompt_tokens` or more; it was refused before it was encoded."""
         self.prompt_tokens = prompt_tokens
         self.max_context = max_context
         self.model_limit = model_limit
@@ -43,8 +44,9 @@ class ContextLengthError(OnekernelError, ValueError):
             advice = f"start with --ctx-size {prompt_tokens + 1} or more (the model allows {model_limit})"
         else:
             advice = f"shorten the prompt (the model's own limit is {model_limit})"
+        least = "at least " if at_least else ""
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and leaves no room for an answer in a context of "
+            f"the prompt has {least}{prompt_tokens} tokens and leaves no room for an answer in a context of "
             f"{max_context} tokens; {advice}"
         )
 

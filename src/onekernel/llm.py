@@ -11,7 +11,7 @@ from onekernel.config import EngineConfig, ModelConfig, SamplingParams
 from onekernel.engine.engine import Deliver, Progress
 from onekernel.engine.load import Listener, Loaded, load_engine
 from onekernel.engine.prompt import Prompt, encode, is_one_prompt
-from onekernel.engine.request import CancelToken, Completion
+from onekernel.engine.request import CancelToken, Completion, Constraint
 from onekernel.engine.stream import AnswerStream, AsyncAnswerStream, Submit
 from onekernel.errors import QueueFullError
 from onekernel.text.tokenizer import Tokenizer
@@ -125,13 +125,15 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         progress: Progress = _no_progress,
+        constraint: Constraint | None = None,
         **template: Any,
     ) -> AnswerStream:
         """Start one answer and return its deltas; closing the iterator cancels it.
 
-        progress(done, total) counts prefilled prompt tokens, on the engine's thread.
+        progress(done, total) counts prefilled prompt tokens, on the engine's thread. A `constraint` says before each
+        token which may come; it serves this answer only, and costs a launch for each token.
         """
-        return AnswerStream(self._submit(prompt, params, progress, template))
+        return AnswerStream(self._submit(prompt, params, progress, constraint, template))
 
     def close(self) -> None:
         """Cancel what runs and free weights, cache and thread. A second call does nothing."""
@@ -146,10 +148,15 @@ class LLM:
         self.close()
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, progress: Progress, template: Mapping[str, Any]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        progress: Progress,
+        constraint: Constraint | None,
+        template: Mapping[str, Any],
     ) -> Submit:
-        encoded = encode(self.tokenizer, prompt, template)
         engine = self._loaded.engine
+        encoded = encode(self.tokenizer, prompt, template, engine.check_length)
 
         def submit(deliver: Deliver) -> CancelToken:
             return engine.submit(
@@ -159,6 +166,7 @@ class LLM:
                 progress=progress,
                 splitter=encoded.splitter,
                 continues=encoded.continues,
+                constraint=constraint,
             )
 
         return submit
@@ -189,10 +197,11 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         progress: Progress = _no_progress,
+        constraint: Constraint | None = None,
         **template: Any,
     ) -> AsyncAnswerStream:
-        """Start one answer; iterate with `async for`, `aclose` or leaving `async with` cancels it."""
-        return AsyncAnswerStream(self.llm._submit(prompt, params, progress, template))
+        """Start one answer as `LLM.stream` does; iterate with `async for`; `aclose` or leaving `async with` cancels."""
+        return AsyncAnswerStream(self.llm._submit(prompt, params, progress, constraint, template))
 
     async def close(self) -> None:
         """Free everything."""

@@ -17,7 +17,7 @@ import pytest
 
 from tests.load.clients import PATH, Answer, Body, ask, ask_alone, ask_at_once, bodies, http_client
 from tests.load.server_process import ServerProcess, server_process
-from tests.unit.server.serving import until, write_tiny
+from tests.unit.server.serving import until, write_chatting
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("load"), pytest.mark.timeout(300)]
 
@@ -41,7 +41,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("a tiny model"))
+    return write_chatting(tmp_path_factory.mktemp("a tiny model"))
 
 
 @pytest.fixture(scope="module")

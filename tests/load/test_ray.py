@@ -21,7 +21,7 @@ import pytest
 
 from onekernel import LLM, SamplingParams
 from onekernel.errors import ConfigError
-from tests.unit.server.serving import until, write_tiny
+from tests.unit.server.serving import until, write_chatting
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +39,7 @@ BODY = {"messages": HI, "max_tokens": 12, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("tiny"))
+    return write_chatting(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

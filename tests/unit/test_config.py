@@ -149,6 +149,8 @@ def test_fields_a_caller_may_set() -> None:
         ({"num_key_value_heads": 4}, "num_attention_heads is 9, not a multiple of num_key_value_heads, 4"),
         ({"head_dim": 65}, "head_dim is 65; it must be even"),
         ({"head_dim": 258}, "head_dim is 258; .* at most 256"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; at most 1024 can be taken"),
+        ({"vocab_size": 10**9}, "vocab_size is 1000000000; at most 1048576"),
         ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0\.0"),
         ({"rms_norm_eps": NAN}, "rms_norm_eps is nan"),
     ],

@@ -1,7 +1,7 @@
 """Talk with a model.
 
 Ctrl-C stops an answer and keeps what there is of it; at the prompt Ctrl-C or Ctrl-D leaves. A paste of many lines is
-one message, and Alt-Enter starts a new line (both need `pip install 'onekernel[chat]'`). /help lists the commands.
+one message, and Alt-Enter starts a new line (both need `pip install prompt-toolkit`). /help lists the commands.
 """
 
 from __future__ import annotations

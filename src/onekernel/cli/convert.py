@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 from onekernel.cli.console import Console
-from onekernel.errors import ConfigError
+from onekernel.errors import ConfigError, ModelError
 
 HELP = "write a model with packed weights"
 USAGE = "MODEL DIRECTORY --ternary [options]"
@@ -44,9 +44,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from onekernel.config import Ternary
     from onekernel.engine.memory import format_bytes
     from onekernel.models.registry import model_config
-    from onekernel.weights.open import open_checkpoint
+    from onekernel.weights.open import is_hub_id, local_path, open_checkpoint
     from onekernel.weights.ternary.write import write_ternary
 
+    path, destination = local_path(args.model), Path(args.directory)
+    if not path.is_dir() and (path.exists() or not is_hub_id(args.model)):
+        raise ModelError(
+            f"{args.model!r} is neither a directory nor a hub id such as org/name; convert takes only these"
+        )
+    if destination.exists() and not destination.is_dir():
+        raise ConfigError(f"{destination} is a file; give a directory, which is made if it is not there")
     checkpoint = open_checkpoint(args.model, revision=args.revision, progress=console.note)
     try:
         config = model_config(checkpoint.settings.config)
@@ -56,14 +63,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
         write_ternary(
             checkpoint,
             config,
-            Path(args.directory),
+            destination,
             lambda done, total: console.progress("tensors", done, total),
         )
     finally:
         checkpoint.close()
     console.clear_bar()
-    written = open_checkpoint(args.directory)
+    written = open_checkpoint(str(destination))
     after = sum(info.stored_bytes for info in written.tensors.values())
     written.close()
-    console.note(f"wrote {args.directory}: {format_bytes(before)} became {format_bytes(after)}")
+    console.note(f"wrote {destination}: {format_bytes(before)} became {format_bytes(after)}")
+    if not (destination / "tokenizer.json").exists():
+        console.note(
+            f"{args.model} has no tokenizer.json: put the model's own into {destination}, or it answers nothing"
+        )
     return 0

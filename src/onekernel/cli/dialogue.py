@@ -149,7 +149,10 @@ class Dialogue:
         if not argument:
             self._console.error("/save needs a file name")
             return
-        path = Path(argument).expanduser()
+        try:
+            path = Path(argument).expanduser()
+        except RuntimeError:  # ~user of whom nobody knows the home
+            path = Path(argument)
         text = json.dumps(self.conversation.messages(), ensure_ascii=False, indent=1) + "\n"
         try:
             # A file of this chat may be brought up to date, any other is somebody's.

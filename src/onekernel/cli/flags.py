@@ -35,6 +35,11 @@ _FLAG_OF = {
 }
 """Config field -> the flag that sets it, for messages."""
 
+_NOT_FOR_TEMPLATES = frozenset(
+    ("self", "prompt", "params", "progress", "constraint", "messages", "parse_special_in_content", "check_length")
+)
+"""Names that our own functions give a meaning to on the way to the template."""
+
 
 def add_model(parser: argparse.ArgumentParser, *, running: bool = True) -> None:
     """Add the model, where it comes from and where it goes; with `running` also how it runs."""
@@ -126,7 +131,7 @@ def add_template(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chat-template-kwargs",
         metavar="JSON",
-        type=_json_object,
+        type=_template_options,
         default={},
         help="passed to the template, such as '{\"enable_thinking\": false}'",
     )
@@ -185,7 +190,7 @@ def _token_bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=VALUE, such as 42=-100") from None
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _template_options(text: str) -> dict[str, Any]:
     import json
 
     try:
@@ -194,4 +199,7 @@ def _json_object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object such as {{}}")
+    own = sorted(_NOT_FOR_TEMPLATES.intersection(value))
+    if own:
+        raise argparse.ArgumentTypeError(f"{own[0]} is no template's option; leave it out")
     return value

@@ -33,10 +33,17 @@ def is_detached() -> bool:
 def watch_parent(
     parent: Callable[[], int] = os.getppid, end: Callable[[int], object] = os._exit, grace_s: float = GRACE_S
 ) -> None:
-    """Wait for the parent's death, then end this process like SIGTERM, or at once if that takes too long."""
+    """Wait for the parent's death, say so, and end this process like SIGTERM, or at once if that takes too long."""
     first = parent()
     while parent() == first:
         time.sleep(_LOOK_S)
+    import logging  # a command has it by now; --help does without
+
+    logging.getLogger(__name__).warning(
+        "process %d, which started this one, has ended, and so does this one; what shall outlive it is started with "
+        "nohup or setsid, or by a service manager",
+        first,
+    )
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_s)
     end(128 + signal.SIGTERM)

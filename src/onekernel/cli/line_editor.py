@@ -23,7 +23,7 @@ def open_line_editor(console: Console) -> ReadLine:
     try:
         import prompt_toolkit
     except ImportError:
-        console.note("each line of a paste is sent by itself; `pip install 'onekernel[chat]'` brings a line editor")
+        console.note("each line of a paste is sent by itself; `pip install prompt-toolkit` brings a line editor")
         with contextlib.suppress(ImportError):  # history and arrow keys for input(), where Python has them
             import readline  # noqa: F401
         return lambda: input(PROMPT)

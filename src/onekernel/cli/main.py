@@ -20,6 +20,7 @@ from onekernel import __version__
 from onekernel.cli import bench, chat, convert, env, generate, info, perplexity, plan, serve, trace
 from onekernel.cli.console import Console
 from onekernel.cli.lifetime import end_in_order
+from onekernel.cli.parser import CommandParser, Help
 from onekernel.errors import ConfigError, OnekernelError
 
 if TYPE_CHECKING:
@@ -39,17 +40,6 @@ COMMANDS: dict[str, ModuleType] = {
 }
 
 
-class _Help(argparse.HelpFormatter):
-    """Keeps the paragraphs of a description, and long command names on one line with their help."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line; each command sets `run` to its function."""
     parser = argparse.ArgumentParser(
@@ -57,11 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s COMMAND [options]",
         description="Generate text on one GPU at the memory limit, or anywhere on the PyTorch reference.",
         epilog="`onekernel COMMAND --help` lists a command's options.",
-        formatter_class=_Help,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"onekernel {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND [options]", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND [options]", required=True, parser_class=CommandParser
+    )
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -69,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
             usage=f"onekernel {name} {module.USAGE}",
             help=module.HELP,
             description=module.__doc__,
-            formatter_class=_Help,
+            formatter_class=Help,
             allow_abbrev=False,
         )
         module.add_arguments(command)

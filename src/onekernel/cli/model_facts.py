@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,7 @@ from onekernel.measure.bandwidth import read_bandwidth
 from onekernel.models.registry import model_config
 from onekernel.models.sizes import bytes_read_per_token, weight_bytes
 from onekernel.text.thinking import find_tags
-from onekernel.weights.open import LoadFormat, open_checkpoint
+from onekernel.weights.open import LoadFormat, local_path, open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def read_facts(
     torch.set_num_threads(options.threads or default_threads())
     resolved = resolve_device(options.device)
     listener.detail(f"device {resolved.device} ({resolved.reason})")
-    has_files = load_format == "auto" and Path(model).expanduser().exists()
+    has_files = load_format == "auto" and local_path(model).exists()
     load_format = "auto" if has_files else "dummy"  # which opens the settings alone
     checkpoint = open_checkpoint(model, revision=revision, load_format=load_format, progress=listener.note)
     try:

@@ -21,6 +21,7 @@ HELP = "how a model is shared out over a GPU's SMs"
 USAGE = "MODEL [options]"
 
 H200_SMS = 132
+H200_ARCH = "sm_90"
 H200_READ_GBPS = 4500.0
 HAND_OVER_US = (1.0, 1.9)
 
@@ -52,17 +53,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )
 
     import json
-    from pathlib import Path
 
     from onekernel.config import PAGE_TOKENS, context_tokens
+    from onekernel.engine.megakernel_load import first_plan
     from onekernel.models.registry import model_config
     from onekernel.plan.limits import Limits
-    from onekernel.plan.plan import make_plan
     from onekernel.plan.validate import validate
-    from onekernel.weights.open import LoadFormat, open_checkpoint
+    from onekernel.weights.open import LoadFormat, local_path, open_checkpoint
 
     # The settings are all that is needed, and "dummy" opens nothing else.
-    path = Path(name).expanduser()
+    path = local_path(name)
     load_format: LoadFormat = "auto" if path.suffix == ".gguf" and path.exists() else "dummy"
     checkpoint = open_checkpoint(name, revision=args.revision, load_format=load_format, progress=console.note)
     try:
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         checkpoint.close()
     context = context_tokens(options.max_context, config)
-    ctas, shared = _machine(args.ctas, args.device)
+    ctas, shared, arch = _machine(args.ctas, args.device)
     pages = args.sequences * -(-context // PAGE_TOKENS)
     limits = Limits(ctas=ctas, shared_bytes=shared, max_context=context, num_pages=pages, sequences=args.sequences)
-    plan = make_plan(config, limits)
+    plan = first_plan(config, limits, arch)
     if args.validate:
         validate(plan)
         console.note("the plan is sound")
@@ -152,18 +152,19 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
     }
 
 
-def _machine(ctas: int | None, device: str) -> tuple[int, int]:
-    """Return CTAs and their shared memory: as asked, else this GPU's, else an H200's."""
+def _machine(ctas: int | None, device: str) -> tuple[int, int, str]:
+    """Return CTAs, their shared memory and the architecture: as asked, else this GPU's, else an H200's."""
     from onekernel.device.facts import facts
+    from onekernel.device.support import architecture
     from onekernel.errors import DeviceError
     from onekernel.plan.limits import Limits
 
-    default = H200_SMS, Limits(ctas=1, max_context=1, num_pages=1).shared_bytes
     if ctas is None and device != "cpu":
         try:
             found = facts("cuda" if device == "auto" else device)
-            return found.sm_count, found.shared_bytes_per_block
+            return found.sm_count, found.shared_bytes_per_block, architecture(found)
         except DeviceError:
             if device != "auto":
                 raise
-    return default[0] if ctas is None else ctas, default[1]
+    shared_bytes = Limits(ctas=1, max_context=1, num_pages=1).shared_bytes
+    return H200_SMS if ctas is None else ctas, shared_bytes, H200_ARCH

@@ -114,6 +114,11 @@ class Engine:
         self._turns.join(job)
         return job.cancel
 
+    def check_length(self, fewest: int) -> None:
+        """Raise ContextLengthError if a prompt of at least so many tokens cannot fit, whatever it holds."""
+        if fewest >= self.backend.max_context:
+            raise self._too_long(fewest, at_least=True)
+
     def status(self) -> EngineStatus:
         """Return what the engine is doing. May be called from any thread, also after `close`."""
         use = self.backend.cache_use()
@@ -145,10 +150,9 @@ class Engine:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
 
     def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
-        config, context = self.backend.config, self.backend.max_context
         if not prompt:
             raise ConfigError("the prompt is empty; give at least one token")
-        limit = min(config.vocab_size, self.tokenizer.vocab_limit)
+        limit = min(self.backend.config.vocab_size, self.tokenizer.vocab_limit)
         for what, ids in (
             ("the prompt", prompt),
             ("logit_bias", params.logit_bias or {}),
@@ -157,8 +161,12 @@ class Engine:
             wrong = next((token for token in ids if not 0 <= token < limit), None)
             if wrong is not None:
                 raise ConfigError(f"{what} holds token id {wrong}; this model's ids are 0 to {limit - 1}")
-        if len(prompt) >= context:
-            raise ContextLengthError(len(prompt), context, config.context_limit)
+        if len(prompt) >= self.backend.max_context:
+            raise self._too_long(len(prompt))
+
+    def _too_long(self, prompt_tokens: int, *, at_least: bool = False) -> ContextLengthError:
+        limit = self.backend.config.context_limit
+        return ContextLengthError(prompt_tokens, self.backend.max_context, limit, at_least=at_least)
 
     def _refuse_if_failed(self) -> None:
         if self.failure is not None:

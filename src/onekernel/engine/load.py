@@ -99,6 +99,7 @@ def load_engine(
         config = model_config(settings.config)
         context = context_tokens(options.max_context, config)
     dtype = choose_dtype(options.dtype, config, device)
+    check_memory(config, dtype, device, context, free_memory(device))  # a lower bound, before anything takes long
     with clock.step("tokenizer"):
         tokenizer = open_tokenizer(settings, config)
     vocab_limit = min(config.vocab_size, tokenizer.vocab_limit)

@@ -59,26 +59,27 @@ def plan_megakernel(
     try:
         found = read(device)
         check_supported(found)
-        return Planned(_first_plan(config, found, context, vocab_limit))
-    except (DeviceError, ConfigError) as error:
-        return Planned(None, str(error))
-
-
-def _first_plan(config: ModelConfig, found: DeviceFacts, context: int, vocab_limit: int) -> Plan:
-    """Return the plan with the most consumer warps; raises the ConfigError of the last try."""
-    for warps in (consumer_warps(architecture(found), sequences=1), FEWEST_WARPS):
         limits = Limits(
             ctas=found.sm_count,
             max_context=context,
             num_pages=pages_for(context),
             shared_bytes=found.shared_bytes_per_block,
-            consumer_warps=warps,
-            stage_bytes=warps * UNIT_BYTES,
         )
+        return Planned(first_plan(config, limits, architecture(found), vocab_limit))
+    except (DeviceError, ConfigError) as error:
+        return Planned(None, str(error))
+
+
+def first_plan(config: ModelConfig, limits: Limits, arch: str, vocab_limit: int | None = None) -> Plan:
+    """Return the plan with the most consumer warps, whatever `limits` says of them; raises the last ConfigError."""
+    for warps in dict.fromkeys((consumer_warps(arch, limits.sequences), FEWEST_WARPS)):
+        tried = replace(limits, consumer_warps=warps, stage_bytes=warps * UNIT_BYTES)
         try:
-            return make_plan(config, limits, vocab_limit=vocab_limit)
+            return make_plan(config, tried, vocab_limit=vocab_limit)
         except ConfigError as error:
             refused = error
+        except OverflowError as error:
+            raise ConfigError(f"the model is too large for a plan, whose offsets have 32 bits: {error}") from None
     raise refused
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from onekernel.errors import ConfigError
 from onekernel.text.thinking import ThinkingSplitter
-from onekernel.text.tokenizer import Tokenizer
+from onekernel.text.tokenizer import CheckLength, Tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -35,9 +35,12 @@ class Encoded:
     """Whether the answer goes on with the prompt's text, so that its leading space counts; a chat's starts anew."""
 
 
-def encode(tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]) -> Encoded:
+def encode(
+    tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any], check_length: CheckLength = lambda fewest: None
+) -> Encoded:
     """Return a prompt's token ids and how to read its answer.
 
+    check_length: is told how many tokens a long text has at least, before it is encoded, and may refuse it.
     Raises ConfigError for something that is no prompt, TemplateError from the template.
     """
     is_one_prompt(prompt)
@@ -46,10 +49,10 @@ def encode(tokenizer: Tokenizer, prompt: Prompt, template: Mapping[str, Any]) ->
             raise ConfigError(
                 f"{', '.join(template)} go to the chat template, but the prompt is plain text; give messages"
             )
-        return Encoded(tuple(tokenizer.encode_prompt(prompt)))
+        return Encoded(tuple(tokenizer.encode_prompt(prompt, check_length=check_length)))
     if all(isinstance(part, Mapping) for part in prompt) and prompt:
         messages = cast("Sequence[Message]", prompt)
-        ids = tuple(tokenizer.encode_chat(messages, **template))
+        ids = tuple(tokenizer.encode_chat(messages, check_length=check_length, **template))
         return Encoded(ids, tokenizer.thinking_splitter(ids), continues=False)
     if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
         return Encoded(tuple(cast("Sequence[int]", prompt)))

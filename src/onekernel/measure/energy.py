@@ -23,9 +23,7 @@ def energy_counter(device: str, uuid: str, nvml: Any = None) -> Callable[[], flo
         try:
             nvml = import_module("pynvml")
         except ImportError as error:
-            raise DeviceError(
-                "energy is read by nvidia-ml-py, which is missing: pip install onekernel[energy]"
-            ) from error
+            raise DeviceError("energy is read by nvidia-ml-py, which is missing: pip install nvidia-ml-py") from error
     try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

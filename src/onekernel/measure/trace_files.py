@@ -63,7 +63,7 @@ def write_picture(timeline: Timeline, path: Path, title: str, *, until_us: float
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ConfigError('a picture needs matplotlib: pip install "onekernel[plots]"') from None
+        raise ConfigError("a picture needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.patches import Patch

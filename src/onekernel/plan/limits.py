@@ -8,6 +8,9 @@ from onekernel.config import PAGE_TOKENS
 from onekernel.errors import ConfigError
 from onekernel.weights.arena import UNIT_BYTES
 
+MAX_CTAS = 1024
+"""Several times as many SMs as any GPU has; tables of far more would take minutes to fill."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -40,6 +43,8 @@ class Limits:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.ctas > MAX_CTAS:
+            raise ConfigError(f"ctas is {self.ctas}; it must be at most {MAX_CTAS}: there is one on each SM of a GPU")
         if self.sequences not in (1, 8):
             raise ConfigError(f"sequences is {self.sequences}; a kernel is built for 1 or 8")
         if self.stage_bytes != self.consumer_warps * UNIT_BYTES:

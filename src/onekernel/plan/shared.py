@@ -99,7 +99,8 @@ def shared_layout(
         raise ConfigError(
             f"shared memory of {limits.shared_bytes} bytes leaves {max(stages, 0)} ring stages of {limits.stage_bytes} "
             f"bytes beside {sum(sizes)} bytes for {limits.sequences} sequences of {max_inputs} inputs; at least "
-            f"{MIN_STAGES} are needed: use fewer consumer warps, fewer sequences or a smaller model"
+            f"{MIN_STAGES} are needed: use fewer sequences, fewer consumer warps (now {limits.consumer_warps}) or a "
+            "smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
     rope, heads, sums, words, tasks, x, partial, residual, total = itertools.accumulate(sizes, initial=ring)

@@ -41,7 +41,7 @@ async def chat_completions(request: Request) -> Response:
     with_tools(messages, template, tools, engine.tokenizer)
 
     def prepare() -> list[Choice]:
-        prompt = encode(engine.tokenizer, messages, template)
+        prompt = encode(engine.tokenizer, messages, template, engine.check_length)
         constraints = _constraints(service, body, tools, prompt, len(params))
         return [Choice(prompt, one, constraint) for one, constraint in zip(params, constraints, strict=True)]
 

@@ -29,7 +29,7 @@ class ChatForm:
         if self._reader is not None:
             reader = self._reader()
             before, calls = reader.push(text)
-            after, last = reader.flush()
+            after, last = reader.flush(cut=completion.finish_reason == "length")
             text, calls = before + after, calls + last
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if completion.thinking:
@@ -65,7 +65,8 @@ class ChatForm:
     def end(self, index: int, completion: Completion) -> list[dict[str, Any]]:
         """Return what was held back and the finish_reason."""
         reader = self._readers.get(index)
-        held = [] if reader is None else self._deltas(reader, *reader.flush())
+        cut = completion.finish_reason == "length"
+        held = [] if reader is None else self._deltas(reader, *reader.flush(cut=cut))
         called = reader is not None and reader.found > 0
         last = _chunk(index, {}) | {"finish_reason": _finish_reason(completion, called)}
         return [*(_chunk(index, one) for one in held), last]

@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     def prepare() -> list[Choice]:
         choices = []
         for text in prompts:
-            prompt = encode(engine.tokenizer, text, {})
+            prompt = encode(engine.tokenizer, text, {}, engine.check_length)
             constraints: list[Any] = [None] * len(params)
             if grammar is not None:
                 constraints = list(service.grammars.constraints(grammar, len(params), "response_format"))

@@ -99,7 +99,7 @@ def _kind(value: Any) -> str:
     return "null" if value is None else f"of type {type(value).__name__}"
 
 
-_OWN_OPTIONS = ("messages", "tools", "parse_special_in_content", "self")
+_OWN_OPTIONS = ("messages", "tools", "parse_special_in_content", "check_length", "self")
 
 
 def template_options(given: Mapping[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:

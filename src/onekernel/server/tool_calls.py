@@ -8,6 +8,7 @@ a list). An object is a call if it has the name of a tool that was offered; ever
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,13 @@ from typing import Any
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 
+_BEGUN = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
+"""A call that has come as far as its arguments: its name as JSON, and what there is of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool's name and its arguments as JSON text."""
+    """A tool's name and its arguments as JSON text; of a call that was cut off, the beginning of that text."""
 
     name: str
     arguments: str
@@ -27,12 +31,14 @@ class ToolCall:
 class ToolCallReader:
     """Takes an answer's text in pieces; returns text that can be shown and calls that are complete.
 
-    names: the tools that were offered. most: calls that are taken; what follows them is left out.
+    names: the tools that were offered. most: calls that are taken; what follows them is left out. demanded: the answer
+    is a call, so that none of it is text.
     """
 
-    def __init__(self, names: Iterable[str], most: int | None = None) -> None:
+    def __init__(self, names: Iterable[str], most: int | None = None, *, demanded: bool = False) -> None:
         self._names = frozenset(names)
         self._most = most
+        self._demanded = demanded
         self._held = ""
         self._begun = False
         self._bare = False
@@ -70,14 +76,19 @@ class ToolCallReader:
         self._held = self._held[start:]
         return "".join(shown), self._take(calls)
 
-    def flush(self) -> tuple[str, list[ToolCall]]:
-        """End the text: return what was held back, as calls if it is complete ones, else as text."""
+    def flush(self, *, cut: bool = False) -> tuple[str, list[ToolCall]]:
+        """End the text: return what was held back, as calls if it is complete ones, else as text.
+
+        cut: the answer ended at its limit of tokens; then the last call may be one that has only begun, as in OpenAI's
+        API, and what there is of a demanded call's name is left out.
+        """
         rest, self._held = self._held, ""
         if self._bare or rest.startswith(OPEN):
-            found = self._calls(rest.strip().removeprefix(PYTHON_TAG).removeprefix(OPEN))
+            text = rest.strip().removeprefix(PYTHON_TAG).removeprefix(OPEN)
+            found = self._calls(text) or (self._cut_calls(text) if cut else None)
             if found is not None:
                 return "", self._take(found)
-        return rest, []
+        return "" if cut and self._demanded else rest, []
 
     def _begin(self) -> bool:
         """Decide by the first characters whether the whole answer may be calls; return whether that is decided."""
@@ -114,6 +125,26 @@ class ToolCallReader:
             text = text[end:].lstrip(" \r\n\t;,")
         calls = [self._call(value) for value in values]
         return [call for call in calls if call is not None] if calls and None not in calls else None
+
+    def _cut_calls(self, text: str) -> list[ToolCall] | None:
+        """Return the calls of a text that was cut off in the last one; None if it does not consist of calls."""
+        decoder = json.JSONDecoder()
+        calls: list[ToolCall] = []
+        text = text.strip().removeprefix("[").lstrip()
+        while text.startswith("{"):
+            try:
+                value, end = decoder.raw_decode(text)
+            except (ValueError, RecursionError):
+                begun = _BEGUN.match(text)
+                if begun is None or (name := json.loads(begun[1])) not in self._names:
+                    return calls or None
+                return [*calls, ToolCall(name, begun[2].rstrip())]
+            call = self._call(value)
+            if call is None:
+                return None
+            calls.append(call)
+            text = text[end:].lstrip(" \r\n\t;,")
+        return None if text else calls or None
 
     def _call(self, value: Any) -> ToolCall | None:
         name = value.get("name") if isinstance(value, dict) else None

@@ -32,7 +32,8 @@ class Tools:
 
     def reader(self) -> ToolCallReader:
         """Return what finds calls in one answer."""
-        return ToolCallReader((_name(tool) for tool in self.offered), None if self.parallel else 1)
+        most = None if self.parallel else 1
+        return ToolCallReader((_name(tool) for tool in self.offered), most, demanded=bool(self.demanded))
 
     def grammar(self, tokenizer: Tokenizer) -> str:
         """Return the Lark grammar of one call of a demanded tool, in the form that the model's template writes."""

@@ -30,6 +30,9 @@ from tokenizers import Tokenizer as Backend
 
 from onekernel.text.token_bytes import TokenBytes
 
+Look = Callable[[str], None]
+"""Is shown a text before it is encoded, and may refuse it by an exception."""
+
 
 def encode(backend: Backend, text: str) -> list[int]:
     """Return the ids of a text, and nothing put round it.
@@ -72,7 +75,9 @@ class SpecialText:
         """Return the ids of `text` with special tokens' text as plain text."""
         return self._without_merged(encode(self._plain, text))
 
-    def encode_rendered(self, render: Callable[[Callable[[Any], Any]], str], content: Any) -> list[int]:
+    def encode_rendered(
+        self, render: Callable[[Callable[[Any], Any]], str], content: Any, look: Look = lambda text: None
+    ) -> list[int]:
         """Return the ids of what `render` makes, in which nothing from `content` becomes a special token.
 
         `render` is called with a function that disguises a value; it passes all content through that.
@@ -86,6 +91,7 @@ class SpecialText:
         for original, stand_in in stand_ins.items():
             # A template may also have dumped content as ASCII JSON, where the stand-in is an escape sequence.
             prompt = prompt.replace(stand_in, original).replace(_json_escape(stand_in), original)
+        look(prompt)
         backend, real_ids = self._copy(aliases, [next(free) for _ in range(self._gaps)])
         ids = self._without_merged(encode(backend, prompt))
         return [real_ids.get(token_id, token_id) for token_id in ids]

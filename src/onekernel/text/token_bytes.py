@@ -65,6 +65,19 @@ class TokenBytes:
             known = self._cache[token_id] = self._compute(token_id)
         return known
 
+    @property
+    def byte_level(self) -> bool:
+        """Whether a token's text has a character for each of its bytes."""
+        return self._byte_level
+
+    @property
+    def unspelled(self) -> bytes:
+        """The bytes that no token stands for by itself: text of them may vanish, or be one unknown token."""
+        if not self._byte_level and not getattr(self._backend.model, "byte_fallback", False):
+            return bytes(range(256))
+        names = [_CHARACTER_OF[byte] if self._byte_level else f"<0x{byte:02X}>" for byte in range(256)]
+        return bytes(byte for byte, name in enumerate(names) if self._backend.token_to_id(name) is None)
+
     def of_first(self, token_id: int) -> bytes:
         """Return the bytes of a token that begins a text, without the space SentencePiece puts before every text."""
         piece = self.of(token_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,18 @@ from tokenizers import Tokenizer as Backend
 from onekernel.errors import ModelError, TemplateError
 from onekernel.text import gguf_vocab, hf_vocab
 from onekernel.text.chat_template import ChatTemplate
+from onekernel.text.fewest_tokens import FewestTokens
 from onekernel.text.special_text import SpecialText, encode
 from onekernel.text.thinking import ThinkingSplitter, find_tags
 from onekernel.text.token_bytes import TokenBytes
 from onekernel.text.vocab import Vocab, placeholder
+
+CheckLength = Callable[[int], None]
+"""Is told how many tokens a text has at least, and may refuse it by an exception."""
+
+
+def _any_length(fewest: int) -> None:
+    pass
 
 
 class Tokenizer:
@@ -46,6 +54,8 @@ class Tokenizer:
         self.skipped_token_ids = frozenset(i for i in special_ids if added[i].content not in tags)
         """Special tokens, which text leaves out; not those that open and close thinking, which the splitter needs."""
         self._before, self._after = _frame(backend)
+        self.fewest_tokens = FewestTokens(backend, self.tokens, self.vocab_limit)
+        """Tells of a long text how many tokens it has at least, without encoding it."""
 
     @classmethod
     def from_directory(cls, path: Path, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> Tokenizer:
@@ -77,22 +87,31 @@ class Tokenizer:
             ids = self._special.encode_plain(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a text to be continued: one BOS if the model wants one, and never an EOS at the end."""
+    def encode_prompt(self, text: str, *, check_length: CheckLength = _any_length) -> list[int]:
+        """Return the ids of a text to be continued: one BOS if the model wants one, and never an EOS at the end.
+
+        check_length: is told how many tokens the text has at least before it is encoded, and may raise.
+        """
+        check_length(self.fewest_tokens(_well_formed(text)))
         ids = self.encode(text, add_special_tokens=False, parse_special=True)
         if ids[: len(self._before)] == self._before:
             return ids
         return [*self._before, *ids]
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, parse_special_in_content: bool = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        parse_special_in_content: bool = False,
+        check_length: CheckLength = _any_length,
+        **options: Any,
     ) -> list[int]:
         """Return the ids of a chat, rendered by the model's template; `options` go to `ChatTemplate.render`.
 
         Nothing is added to what the template writes: a BOS is there once if the template writes it. Special tokens'
         text inside messages, tools and options is plain text unless `parse_special_in_content` (`special_text` tells
         how); where there is none, the ids are those of transformers' `apply_chat_template`. Raises TemplateError if
-        there is no template or it refuses the messages.
+        there is no template or it refuses the messages. `check_length` as for `encode_prompt`.
         """
         if self.chat_template is None:
             raise TemplateError(
@@ -100,14 +119,19 @@ class Tokenizer:
                 "instead (--raw), or save a template as chat_template.jinja beside the model's tokenizer.json"
             )
         template = self.chat_template
+
+        def look(text: str) -> None:
+            check_length(self.fewest_tokens(_well_formed(text)))
+
         # Options may replace bos_token and so on, as in transformers; then they are the caller's template text.
         names = {**self.special_tokens, **{k: v for k, v in options.items() if k in self.special_tokens}}
         content = {"messages": list(messages), **{k: v for k, v in options.items() if k not in names}}
         if parse_special_in_content or not self._special.occurs_in(content):
             prompt = template.render(**content, **names)
+            look(prompt)
             return self.encode(prompt, add_special_tokens=False, parse_special=True)
         return self._special.encode_rendered(
-            lambda disguise: _well_formed(template.render(**disguise(content), **names)), content
+            lambda disguise: _well_formed(template.render(**disguise(content), **names)), content, look
         )
 
     def decode(self, token_ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:

@@ -40,7 +40,7 @@ def open_checkpoint(
     """
     if load_format not in ("auto", "dummy"):
         raise ConfigError(f"load_format is {load_format!r}; it must be auto or dummy")
-    path = _path(model)
+    path = local_path(model)
     if revision is not None and path.exists():
         raise ConfigError(f"revision {revision!r} was given, but {model} is a local path; revisions are for hub ids")
     if load_format == "dummy":
@@ -74,7 +74,8 @@ def _open_directory(directory: Path, settings: CheckpointSettings) -> Checkpoint
     return PublishedSparseCheckpoint(files) if is_sparse(settings.config) else files
 
 
-def _path(model: str) -> Path:
+def local_path(model: str) -> Path:
+    """Return the path that a model's name would be, whether there is anything or not; raises ModelError for no name."""
     if not model:  # Path("") would be the current directory
         _refuse_missing(model)
     with contextlib.suppress(RuntimeError):  # ~user of whom nobody knows the home

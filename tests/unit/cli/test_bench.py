@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onekernel.cli.main import main
-from tests.unit.cli.tiny import write_tiny
+from tests.tiny_llama import write_tiny
 
 FLAGS = "--load-format dummy --device cpu --dtype float32 -p 20,30 -n 3 -pg 8,2 -r 2 -t 1"
 

@@ -91,6 +91,7 @@ def test_a_regen_that_fails_keeps_the_old_answer(chat: Chat) -> None:
         ("/regen", "there is no question to answer again"),
         ("/undo", "there is no turn to take back"),
         ("/save", "/save needs a file name"),
+        ("/save ~nobody-at-all/file", "~nobody-at-all/file cannot be written: No such file or directory"),
         ("/save /no/such/folder/file", "/no/such/folder/file cannot be written: No such file or directory"),
     ],
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
-from onekernel.cli.flags import engine_config, model_name, sampling_params
+from onekernel.cli.flags import _NOT_FOR_TEMPLATES, engine_config, model_name, sampling_params
 from onekernel.cli.main import build_parser
 from onekernel.config import EngineConfig, SamplingParams
 from onekernel.errors import ConfigError
@@ -126,6 +127,7 @@ def test_an_engine_value_out_of_range_is_named_with_its_flag(arguments: str, mes
         ("--logit-bias", "5", "'5' is not ID=VALUE"),
         ("--chat-template-kwargs", "{", "'{' is not JSON"),
         ("--chat-template-kwargs", "[1]", "'[1]' is not a JSON object"),
+        ("--chat-template-kwargs", '{"messages": 1}', "messages is no template's option"),
         ("--temp", "warm", "invalid float value: 'warm'"),
     ],
 )
@@ -142,3 +144,11 @@ def test_words_are_not_guessed() -> None:
     """--max would be both --max-tokens and --max-context, and a new flag must not change what an old script means."""
     with pytest.raises(SystemExit):
         parse("model", "--presence", "1")
+
+
+def test_names_of_our_own_parameters_are_no_options_of_a_template() -> None:
+    from onekernel.llm import LLM
+    from onekernel.text.tokenizer import Tokenizer
+
+    own = {*inspect.signature(LLM.stream).parameters, *inspect.signature(Tokenizer.encode_chat).parameters}
+    assert own - {"template", "options"} == _NOT_FOR_TEMPLATES

@@ -98,6 +98,8 @@ def test_a_given_prompt_leaves_standard_input_alone(monkeypatch: pytest.MonkeyPa
     [
         (["-p", ""], b"", "the prompt is empty; give some text with"),
         ([], b"\n", "the prompt is empty; give some text with"),
+        ([], b"x" * 1001, "standard input holds more than 1000 bytes; give a shorter text"),
+        (["-f", "/dev/zero"], b"", "/dev/zero holds more than 1000 bytes; give a shorter text"),
         ([], b"ab\xff", "standard input is not UTF-8 text: byte 2 is 0xff"),
         (["-f", "/no/such/file"], b"", "/no/such/file cannot be read: No such file or directory"),
         (["-p", "x", "--logprobs", "2"], b"", "--logprobs is shown only with --json"),
@@ -106,8 +108,14 @@ def test_a_given_prompt_leaves_standard_input_alone(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_prompt_or_flag_that_cannot_be_is_refused_before_loading(
-    arguments: list[str], content: bytes, message: str, pipe: Any, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    content: bytes,
+    message: str,
+    pipe: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("onekernel.cli.text_input.MAX_BYTES", 1000)
     pipe(content)
     llm = FakeLLM()
     assert run(llm, ["generate", "model", *arguments]) == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onekernel.cli.main import main
-from tests.unit.cli.tiny import CONFIG, write_tiny
+from tests.tiny_llama import CONFIG, write_tiny
 
 DUMMY = "--load-format dummy --device cpu"
 
@@ -35,8 +35,8 @@ def test_for_people_it_is_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["info", str(write_tiny(tmp_path)), *DUMMY.split()]) == 0
     out = capsys.readouterr().out
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert lines["dimensions"].startswith("2 layers, hidden 32, intermediate 64, 4 heads, 2 KV heads of 8")
-    assert lines["context"].startswith("256 tokens")
+    assert lines["dimensions"].startswith("2 layers, hidden 64, intermediate 128, 4 heads, 2 KV heads of 16")
+    assert lines["context"].startswith("2048 tokens")
     assert "tok/s on cpu reading" in lines["limit"]
     assert "\nin the files   no weights here\n" in out
 
@@ -45,9 +45,8 @@ def test_no_weights_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """One tensor of the model is there; loading would refuse the rest that is missing."""
     from safetensors.torch import save_file
 
-    write_tiny(tmp_path)
+    write_tiny(tmp_path, vocab_size=100, eos_token_id=2)
     hidden = CONFIG["hidden_size"]
-    assert isinstance(hidden, int)
     save_file({"model.norm.weight": torch.ones(hidden)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text(json.dumps(word_level()))
     assert main(["info", str(tmp_path), "--device", "cpu", "--json"]) == 0

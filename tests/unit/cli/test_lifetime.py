@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,18 +14,7 @@ from pathlib import Path
 import pytest
 
 from onekernel.cli.lifetime import is_detached, watch_parent
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "vocab_size": 64,
-    "max_position_embeddings": 200_000,
-}
+from tests.tiny_llama import write_tiny
 
 PARENT = """
 import pathlib, subprocess, sys, time
@@ -43,10 +31,9 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A command whose answer has no end in sight."""
-    file: Path = tmp_path_factory.mktemp("model") / "config.json"
-    file.write_text(json.dumps(CONFIG))
+    folder = write_tiny(tmp_path_factory.mktemp("model"), num_hidden_layers=1, max_position_embeddings=200_000)
     flags = ["--load-format", "dummy", "-p", "1 2 3", "-c", "0", "--ignore-eos", "--device", "cpu", "-t", "1"]
-    return [sys.executable, "-m", "onekernel", "generate", str(file), *flags]
+    return [sys.executable, "-m", "onekernel", "generate", str(folder), *flags]
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +84,15 @@ def test_a_command_ends_with_its_parent(running: dict[str, subprocess.Popen[str]
     child = int(process.stdout.readline())
     process.kill()
     assert gone(child)
+    assert process.stderr is not None
+    assert f"process {process.pid}, which started this one, has ended" in process.stderr.read()
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.complaint("K4", file="cli/lifetime.py", old="    while parent() == first:", new="    while True:")
-def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short() -> None:
+def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     parents, codes = iter([7, 7, 1]), list[int]()
     before = signal.signal(signal.SIGTERM, lambda *args: None)
     try:
@@ -109,6 +100,7 @@ def test_a_parent_s_death_is_noticed_and_an_end_that_takes_too_long_is_cut_short
     finally:
         signal.signal(signal.SIGTERM, before)
     assert codes == [143]
+    assert "process 7, which started this one, has ended" in caplog.text and "nohup or setsid" in caplog.text
 
 
 def test_what_was_detached_on_purpose_has_no_parent_to_die_with() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -171,7 +172,7 @@ def test_an_unknown_log_level_is_refused(capsys: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.complaint(
-    "I1", file="errors.py", old='f"the prompt has {prompt_tokens} tokens and leaves', new='f"the prompt leaves'
+    "I1", file="errors.py", old='f"the prompt has {least}{prompt_tokens} tokens and leaves', new='f"the prompt leaves'
 )
 def test_a_prompt_that_is_too_long_names_both_numbers_and_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     llm = FakeLLM([Script([ContextLengthError(150, 100, 4096)])])
@@ -217,6 +218,20 @@ def test_a_second_ctrl_c_while_the_command_ends_is_no_traceback(failing: Any) ->
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_ctrl_c_while_python_still_imports_the_command_line_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from onekernel.__main__ import main as entry
+
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "onekernel.cli.main", Importing("onekernel.cli.main"))
+    assert entry() == 130
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_standard_stream_that_is_closed_is_an_empty_one(closed: int) -> None:
     """As in `onekernel generate ... 2>&-`: notes must not end up between the data."""
@@ -236,3 +251,26 @@ def test_a_usage_error_names_the_command(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["generate", "model", "--temp", "warm"])
     assert "\nonekernel generate: error: argument --temp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["generate", "model", "--temperatur", "1"], "there is no flag --temperatur; did you mean --temperature?"),
+        (["generate", "model", "--tmep=1"], "there is no flag --tmep; did you mean --temp?"),
+        (["chat", "model", "--top_k", "3"], "there is no flag --top_k; did you mean --top-k?"),
+        (["serve", "model", "--max"], "there is no flag --max; did you mean --max-body-bytes or --max-choices?"),
+        (["info", "model", "--xyzzy"], "there is no flag --xyzzy; `onekernel info --help` lists them"),
+        (["env", "-q"], "there is no flag -q; `onekernel env --help` lists them"),
+        (["generate", "model", "hello"], "unexpected argument 'hello'"),
+    ],
+)
+def test_an_unknown_flag_gets_the_command_s_usage_and_the_nearest_flag(
+    arguments: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: onekernel {arguments[0]} ")
+    assert error == f"onekernel {arguments[0]}: error: {refusal}"

@@ -12,7 +12,7 @@ from onekernel.models.registry import model_config
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import make_plan
 from onekernel.weights.shipped import read_shipped
-from tests.unit.cli.tiny import write_tiny
+from tests.tiny_llama import write_tiny
 
 
 def test_json_has_every_phase_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +44,22 @@ def test_for_people_it_is_a_table(capsys: pytest.CaptureFixture[str], tmp_path: 
 PER_LAYER = ["qkv", "attention", "combine", "out", "gate_up", "down"]
 
 
+def test_eight_sequences_take_the_warps_that_the_kernel_is_built_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "Llama-3.2-1B", "--device", "cpu", "--sequences", "8", "--ctas", "132", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sequences"] == 8 and found["ring_stages"] >= 4
+    assert main(["plan", "Llama-3.2-1B", "--device", "cpu", "--sequences", "8"]) == 0
+    assert "132 CTAs of 8 + 1 warps" in capsys.readouterr().out
+
+
+def test_a_model_for_which_shared_memory_is_too_small_is_refused_with_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tiny(tmp_path, intermediate_size=1 << 20)
+    assert main(["plan", str(tmp_path)]) == 2
+    assert "1 sequences of 1048576 inputs; at least 4 are needed: use fewer sequences" in capsys.readouterr().err
+
+
 def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[str], smollm2_gguf: Path) -> None:
     assert main(["plan", str(smollm2_gguf), "--ctas", "78", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -55,6 +71,7 @@ def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[st
     ("arguments", "message"),
     [
         (["--ctas", "0"], "ctas is 0; it must be at least 1"),
+        (["--ctas", "100000"], "ctas is 100000; it must be at most 1024"),
         (["--sequences", "3"], "sequences is 3; a kernel is built for 1 or 8"),
         (["--read-gbps", "0"], "--read-gbps is 0.0"),
         (["--read-gbps", "inf", "--json"], "--read-gbps is inf"),

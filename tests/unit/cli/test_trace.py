@@ -12,7 +12,7 @@ from onekernel.cli.trace import table
 from onekernel.measure.timeline import Timeline, summarize
 from onekernel.plan.abi import Kind
 from onekernel.plan.plan import PhaseInfo
-from tests.unit.cli.tiny import write_tiny
+from tests.tiny_llama import write_tiny
 
 
 @pytest.mark.parametrize(

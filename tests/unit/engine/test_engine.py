@@ -362,3 +362,11 @@ def test_a_request_from_a_callback_is_refused_instead_of_waiting_for_itself(star
     stream = AnswerStream(lambda deliver: engine.submit((1, 2, 3), SamplingParams(), deliver, progress=progress))
     assert stream.result().text == "AB"
     assert "own thread" in str(caught[0])
+
+
+def test_of_a_long_prompt_a_lower_bound_is_enough_to_refuse_it(start: Start) -> None:
+    engine, _ = start(b"")
+    for fewest in (0, 4095):
+        engine.check_length(fewest)
+    with pytest.raises(ContextLengthError, match=r"at least 4096 tokens .* a context of 4096"):
+        engine.check_length(4096)

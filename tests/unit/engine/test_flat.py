@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import resource
 import weakref
@@ -17,7 +16,8 @@ import torch
 from onekernel import LLM, SamplingParams
 from onekernel.engine.stream import AnswerStream
 from onekernel.errors import ContextLengthError
-from tests.unit.engine.test_sharing import CONFIG, GREEDY, ids, load
+from tests.tiny_llama import write_tiny
+from tests.unit.engine.test_sharing import GREEDY, ids, load
 
 CONTEXT = 512
 
@@ -41,9 +41,8 @@ class Failing:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    file: Path = tmp_path_factory.mktemp("model") / "config.json"
-    file.write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
-    with load(str(file), max_context=CONTEXT, slice_tokens=4) as llm:
+    folder = write_tiny(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+    with load(str(folder), max_context=CONTEXT, slice_tokens=4) as llm:
         yield llm
 
 
@@ -104,10 +103,9 @@ def test_a_thousand_requests_leave_the_host_s_memory_flat(llm: LLM) -> None:
 
 @pytest.mark.complaint("K4", file="engine/paged_backend.py", old="del self.model, self.cache, self._rope", new="pass")
 def test_closing_frees_the_cache_and_the_weights_three_times(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIG))
+    folder = write_tiny(tmp_path)
     for _ in range(3):
-        model = load(str(file), max_context=CONTEXT)
+        model = load(str(folder), max_context=CONTEXT)
         backend: Any = model.loaded.engine.backend
         held = [weakref.ref(tensor) for tensor in (backend.cache.pages, backend.model.weights.embedding)]
         model.generate(ids(70), SamplingParams(max_tokens=2, **GREEDY))

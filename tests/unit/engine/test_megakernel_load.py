@@ -68,6 +68,14 @@ def test_where_it_cannot_run_there_is_a_reason(options: dict[str, Any], reason: 
     assert found.plan is None and reason in found.reason
 
 
+def test_a_model_beyond_the_plan_s_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*args: object, **options: object) -> None:
+        raise OverflowError("4294967297 out of bounds for uint32")
+
+    monkeypatch.setattr("onekernel.engine.megakernel_load.make_plan", overflow)
+    assert "offsets have 32 bits: 4294967297" in planned().reason
+
+
 def test_asking_for_it_where_it_cannot_run_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match=r"megakernel is not possible: .*device is cpu.*--backend auto"):
         LLM("SmolLM2-135M", load_format="dummy", device="cpu", backend="megakernel")

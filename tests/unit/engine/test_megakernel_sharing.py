@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from onekernel import LLM, SamplingParams
 from onekernel.config import PAGE_TOKENS, EngineConfig
 from onekernel.engine.backend import MemoryReport
 from onekernel.engine.engine import Engine
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.request import Completion
 from onekernel.text.tokenizer import Tokenizer
-from tests.megakernels import prompt_of
+from tests.megakernels import NOISE, prompt_of
 from tests.unit.engine.test_megakernel_backend import PATIENCE, KeepOpen, Rig, ask
 
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -94,3 +98,61 @@ def test_what_the_kernel_made_past_a_stop_string_is_not_kept(rig: Rig, start: Ca
     assert done.finish_reason == "stop" and done.token_ids == free.token_ids[:end]
     assert done.usage.completion_tokens == end
     assert engine.status().kv_pages_cached == 1  # of the prompt; the kernel was on its way into the third
+
+
+class EveryThird:
+    """A host's rule: the token at step n leaves the remainder n when divided by three; complete after `steps`."""
+
+    def __init__(self, vocab_size: int, steps: int) -> None:
+        self.steps, self.taken = steps, list[int]()
+        self._remainders = torch.arange(vocab_size) % 3
+
+    def mask(self) -> torch.Tensor:
+        return self._remainders == len(self.taken) % 3
+
+    def accept(self, token_id: int) -> None:
+        self.taken.append(token_id)
+
+    @property
+    def done(self) -> bool:
+        return len(self.taken) == self.steps
+
+
+@pytest.fixture
+def llm(rig: Rig, start: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The public interface on the kernel."""
+    loaded = SimpleNamespace(engine=start(2), config=rig.config)
+    monkeypatch.setattr("onekernel.llm.load_engine", lambda *args, **options: loaded)
+    return LLM("the kernel")
+
+
+def test_a_host_s_rule_is_asked_before_each_token_and_costs_a_launch_for_each(rig: Rig, llm: LLM) -> None:
+    """Through the whole kernel, beside an answer without a rule, which takes turns and stays as it is alone."""
+    prompt, params = rig.prompt[:40], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    free = llm.generate(prompt, params)
+    rule, before = EveryThird(rig.config.vocab_size, 4), rig.kernel.launches
+    ruled, other = llm.stream(prompt, params, constraint=rule), llm.stream(prompt, params)
+    done = ruled.result()
+    assert other.result().token_ids == free.token_ids
+    assert done.finish_reason == "stop" and list(done.token_ids) == rule.taken and len(rule.taken) == 4
+    assert rig.kernel.launches - before >= 4 + 2
+    assert [token % 3 for token in rule.taken] == [0, 1, 2, 0] != [token % 3 for token in free.token_ids[:4]]
+    bf16, exact = rig.reference.logits(prompt, rule.taken), rig.reference.exact(prompt, rule.taken)
+    for step, token in enumerate(rule.taken):
+        allowed = exact[step, step % 3 :: 3]
+        noise = (bf16[step] - exact[step]).square().mean().sqrt()
+        assert allowed.max() - exact[step, token] <= NOISE * noise
+
+
+def test_the_benchmark_times_a_stop_from_its_match_to_the_kernel_s_end(
+    rig: Rig, start: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))  # whose scripts import each other
+    from benchmarks.engine import stopping
+
+    before = rig.kernel.launches
+    row = stopping(start(64), rig.prompt[:40], 16, 2, "cpu")
+    assert rig.kernel.launches - before == 3
+    assert row["match_to_word_ms"]["repeats"] == 2
+    assert row["match_to_word_ms"]["p10"] > 0 and row["word_to_end_ms"]["p10"] > 0
+    assert 2 <= row["answer_tokens"] <= 10 and 0 <= row["tokens_after"] < 14

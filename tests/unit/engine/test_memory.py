@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from onekernel import LLM
 from onekernel.config import ModelConfig
 from onekernel.engine.kv_size import describe, kv_pages, with_pages
 from onekernel.engine.memory import check_memory, format_bytes, plan_memory
 from onekernel.errors import ConfigError, MemoryLimitError
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import make_plan
+from tests.tiny_llama import write_tiny
 
 CONFIG = ModelConfig("LlamaForCausalLM", 576, 1536, 30, 9, 3, 64, 49152, 8192, tie_word_embeddings=True)
 
@@ -97,3 +101,14 @@ def test_a_plan_for_more_pages_differs_in_nothing_else() -> None:
     assert (int(small.header["num_pages"]), small.limits.num_pages) == (16, 16)
     made = make_plan(CONFIG, Limits(ctas=4, max_context=1000, num_pages=64))
     assert made.header.tobytes() == large.header.tobytes() and made.tasks.tobytes() == large.tasks.tobytes()
+
+
+def test_a_model_that_cannot_fit_is_refused_before_anything_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A placeholder for a million words takes seconds, and this tokenizer is damaged."""
+    write_tiny(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    monkeypatch.setattr("onekernel.engine.load.free_memory", lambda device: 1000)
+    with pytest.raises(MemoryLimitError, match="1 kB are free"):
+        LLM(str(tmp_path), device="cpu", load_format="dummy")

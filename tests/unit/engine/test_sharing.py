@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -20,22 +19,10 @@ from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.engine.request import CancelToken, Completion
 from onekernel.engine.stream import AnswerStream
 from tests.megakernels import Reference
+from tests.tiny_llama import CONFIG, write_tiny
 
-CONTEXT = 2048
-VOCAB = 512
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": CONTEXT,
-    "rms_norm_eps": 1e-5,
-}
+CONTEXT = CONFIG["max_position_embeddings"]
+VOCAB = CONFIG["vocab_size"]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
 PENALISED: dict[str, Any] = {**SAMPLED, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3}
@@ -43,9 +30,7 @@ PENALISED: dict[str, Any] = {**SAMPLED, "repetition_penalty": 1.2, "frequency_pe
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file: Path = tmp_path_factory.mktemp("model") / "config.json"
-    file.write_text(json.dumps(CONFIG))
-    return str(file)
+    return str(write_tiny(tmp_path_factory.mktemp("model")))
 
 
 def load(path: str, **options: Any) -> LLM:
@@ -184,10 +169,8 @@ def test_a_small_cache_evicts_and_answers_go_on(path: str, cold: LLM) -> None:
 
 def test_dynamic_scaling_reuses_nothing(tmp_path: Path) -> None:
     """Its keys depend on how long a request may become."""
-    scaled = {**CONFIG, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(scaled))
-    with load(str(file)) as llm:
+    folder = write_tiny(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    with load(str(folder)) as llm:
         for _ in range(2):
             assert ask(llm, ids(300), 2, **GREEDY).usage.cached_tokens == 0
 

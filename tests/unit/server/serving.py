@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -21,40 +20,22 @@ from onekernel.engine.backend import DecodedToken, SequenceState
 from onekernel.engine.request import CancelToken
 from onekernel.server.protocol import GuardedProtocol
 from onekernel.text.tokenizer import Tokenizer
+from tests.tiny_llama import write_tiny
 from tests.unit.engine.conftest import Script, ScriptedBackend, ScriptedSequence
 from tests.unit.text.families import FAMILIES
 
 START_S = 30.0
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 704,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-}
 
-
-def write_tiny(folder: Path, family: str = "qwen", template: str = "qwen_tools") -> Path:
-    """Write what a tiny random model needs: a config and a tokenizer with a chat template."""
-    FAMILIES[family].write(folder, template)
-    (folder / "config.json").write_text(json.dumps(TINY))
-    return folder
+def write_chatting(folder: Path) -> Path:
+    """Write a tiny random model's config and a tokenizer with a chat template."""
+    FAMILIES["qwen"].write(folder, "qwen_tools")
+    return write_tiny(folder, vocab_size=704, max_position_embeddings=4096, torch_dtype="float32")
 
 
 def tiny_llm(folder: Path, **options: Any) -> LLM:
     """Load that model."""
-    return LLM(str(write_tiny(folder)), device="cpu", load_format="dummy", threads=1, **options)
+    return LLM(str(write_chatting(folder)), device="cpu", load_format="dummy", threads=1, **options)
 
 
 @dataclass

@@ -173,6 +173,23 @@ def test_a_demanded_call_is_made(client: OpenAI, choice: Any, stream: bool) -> N
     assert set(json.loads(call.function.arguments)) <= {"city", "days"}
 
 
+@pytest.mark.parametrize("limit", [1, 7, 16])
+def test_a_demanded_call_that_was_cut_is_a_call_that_was_cut(client: OpenAI, limit: int) -> None:
+    """As in OpenAI's API: the reason is length, and the arguments end somewhere; there is no text."""
+    options: dict[str, Any] = {"model": "tiny", "messages": HI, "tools": [WEATHER], "tool_choice": "required"}
+    options |= {"temperature": 1, "seed": 4, "max_tokens": limit}
+    told = client.chat.completions.create(**options).choices[0]
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
+    assert told.finish_reason == pieces[-1].finish_reason == "length"
+    assert not told.message.content and not any(piece.delta.content for piece in pieces)
+    streamed = [call.function for piece in pieces for call in piece.delta.tool_calls or []]
+    calls = [call.function for call in told.message.tool_calls or []]
+    assert [(call.name, call.arguments) for call in calls] == [(call.name, call.arguments) for call in streamed]
+    if limit == 16:  # the name and its punctuation are a dozen tokens
+        [call] = calls
+        assert call.name == "weather" and call.arguments.startswith("{")
+
+
 @pytest.mark.parametrize(
     ("family", "template", "start"),
     [

@@ -189,6 +189,23 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(http: httpx.Clie
         assert "1024" in error["message"]
 
 
+def test_a_prompt_far_too_long_is_refused_before_it_is_encoded(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*args: Any) -> list[int]:
+        raise AssertionError("the text was encoded")
+
+    monkeypatch.setattr("onekernel.text.tokenizer.encode", encode)
+    text = "word " * 200_000
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        error = refused(http.post(path, json=body))
+        assert error["code"] == "context_length_exceeded"
+        assert "the prompt has at least" in error["message"] and "1024" in error["message"]
+
+
 def test_parameters_that_overflow_are_the_callers_mistake(http: httpx.Client) -> None:
     body = {"messages": HI, "max_tokens": 1, "temperature": 1, "repetition_penalty": 1e-300}
     assert "milder" in refused(http.post("/v1/chat/completions", json=body))["message"]

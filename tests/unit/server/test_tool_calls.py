@@ -85,6 +85,37 @@ def test_only_as_many_calls_as_are_wanted() -> None:
     assert read([f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"], most=1) == ("", [PARIS])
 
 
+CUT = [
+    ('<tool_call>\n{"name": "weather", "arguments": {"city": "Par', "", [ToolCall("weather", '{"city": "Par')]),
+    ('{"name": "weather", "parameters": {"city": "Paris"', "", [ToolCall("weather", '{"city": "Paris"')]),
+    ('{"name": "weather", "parameters": {"city": "Paris"}', "", [ToolCall("weather", '{"city": "Paris"}')]),
+    ('{"name": "weather", "arguments": ', "", [ToolCall("weather", "")]),
+    (f'[{CALL}, {{"name": "time", "arguments": {{', "", [PARIS, ToolCall("time", "{")]),
+    (f'<tool_call>{CALL}</tool_call><tool_call>{{"name": "time", "arguments": {{', "", [PARIS, ToolCall("time", "{")]),
+    (f'{CALL}; {{"na', "", [PARIS]),
+    ('{"name": "weather", "argu', '{"name": "weather", "argu', []),
+    ('{"name": "unknown", "arguments": {"city', '{"name": "unknown", "arguments": {"city', []),
+    ('{"name": "weather\\', '{"name": "weather\\', []),
+    ('{"answer": 42, "name', '{"answer": 42, "name', []),
+    (f"{CALL} and then", f"{CALL} and then", []),
+    ("Just te", "Just te", []),
+    ("<tool_c", "<tool_c", []),
+]
+"""Answers that ended at their limit: only here a call may be incomplete."""
+
+
+@pytest.mark.parametrize(("answer", "text", "calls"), CUT)
+def test_a_call_that_was_cut_off_has_what_there_is_of_its_arguments(
+    answer: str, text: str, calls: list[ToolCall]
+) -> None:
+    for demanded in (False, True):
+        reader = ToolCallReader(["weather", "time"], demanded=demanded)
+        made = [*(reader.push(letter) for letter in answer), reader.flush(cut=True)]
+        assert [call for _, found in made for call in found] == calls
+        if answer[0] in "{[<":
+            assert "".join(piece for piece, _ in made) == ("" if demanded else text)
+
+
 @given(st.sampled_from([case[0] for case in CASES]), st.lists(st.integers(0, 60), max_size=6))
 def test_where_an_answer_is_cut_does_not_matter(answer: str, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]

@@ -101,6 +101,18 @@ def test_an_int8_head_is_near_the_dense_one_and_survives_another_conversion(
     assert json.loads((made / "config.json").read_text())["quantization_config"]["head"] == "int8"
 
 
+def test_a_model_without_a_tokenizer_is_converted_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.write_packed(tmp_path, models.make(BITNET))
+    said = []
+    for made in (tmp_path / "without", tmp_path / "with"):
+        assert main(["convert", str(tmp_path), str(made), "--ternary"]) == 0
+        said.append(capsys.readouterr().err)
+        (tmp_path / "tokenizer.json").write_text("{}")
+    assert [f"{tmp_path} has no tokenizer.json" in lines for lines in said] == [True, False]
+
+
 def test_rows_of_int8_are_within_half_a_step() -> None:
     weight = torch.randn(50, 80, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 50)[:, None]
     weight[7] = 0
@@ -119,7 +131,13 @@ def test_what_cannot_be_converted_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "--ternary" in capsys.readouterr().err
     file = models.write_gguf(tmp_path / "m.gguf", numbers, "I2_S", "bitnet-b1.58")
     assert main(["convert", str(file), str(tmp_path / "x"), "--ternary"]) == 1
-    assert "no Hugging Face directory" in capsys.readouterr().err
+    assert "is neither a directory nor a hub id" in capsys.readouterr().err
+    for missing in ("/no/such/model", "SmolLM2-135M", "~nobody-at-all/model"):
+        assert main(["convert", missing, str(tmp_path / "x"), "--ternary"]) == 1
+        error = capsys.readouterr().err
+        assert f"{missing!r} is neither a directory nor a hub id" in error and "--" not in error
+    assert main(["convert", str(tmp_path), str(file), "--ternary"]) == 2
+    assert "is a file; give a directory" in capsys.readouterr().err
     checkpoint = open_checkpoint(str(tmp_path))
     config = model_config(checkpoint.settings.config)
     with pytest.raises(ModelError, match="no Hugging Face directory"):
