@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from onekernel.errors import TrainingError
+from onekernel.train.model import SparseLlama
+from onekernel.train.routes import HOT, restore_routes, route_tensors
 
 _KEY = "onekernel.run"
 _WEIGHT, _MEAN, _SQUARE = "weight", "exp_avg", "exp_avg_sq"
@@ -41,13 +43,13 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, *, write: bool
+    path: Path, model: SparseLlama, optimizer: torch.optim.Optimizer, progress: Progress, *, write: bool
 ) -> None:
     """Gather everything and, where `write`, put it in `path`. Every process calls it, one writes.
 
     Raises TrainingError if the disk is full or fails; the file that was there stays.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = route_tensors(model)
     for kind, name, tensor in _state(model, optimizer):
         full = whole(tensor)
         if write:
@@ -82,7 +84,7 @@ def read_progress(path: Path) -> Progress:
             raise TrainingError(f"{path} is no checkpoint of a run ({error!r}); start anew elsewhere") from error
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.AdamW) -> Progress:
+def load_checkpoint(path: Path, model: SparseLlama, optimizer: torch.optim.AdamW) -> Progress:
     """Fill the model and the optimizer; raises TrainingError, before anything is changed, if the shapes differ."""
     progress = read_progress(path)
     with _opened(path) as file:
@@ -100,6 +102,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.AdamW) 
                     "exp_avg": read(_MEAN),
                     "exp_avg_sq": read(_SQUARE),
                 }
+        hot = {key: file.get_tensor(key) for key in file.keys() if key.startswith(HOT)}  # noqa: SIM118
+        restore_routes(model, hot, model.rope.device)
     return progress
 
 

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onekernel.config import ModelConfig
-
-
-class Activity(NamedTuple):
-    """What one feed-forward did, each the mean over tokens, float32 scalars on the device."""
-
-    penalty: Tensor
-    """Sum over neurons of |h|, with its gradient."""
-    nonzeros: Tensor
-    """Active neurons."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of one layer over an evaluation; see `FeedForward.tally`."""
-
-    neurons: Tensor
-    """(intermediate,) int64: tokens that each neuron was active for."""
-    fullest: Tensor
-    """Scalar int64: most active neurons of a token."""
-
-    @classmethod
-    def zero(cls, intermediate_size: int, device: torch.device) -> Tally:
-        """Return a tally of nothing."""
-        return cls(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((intermediate_size,), ())))
+from onekernel.ops.sparse_training import Trained, TrainingRoute, train_ffn
 
 
 class FeedForward(nn.Module):
-    """down(h), h = activate(gate(x)) * up(x)."""
+    """down(h), h = activate(gate(x)) * up(x). With ReLU `route` says how; it may change between steps."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,25 +21,20 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
-        self.activation = config.hidden_act
-        self.tally: Tally | None = None
-        """Where an evaluation counts what is active; None: nothing is counted."""
+        self.activation: Literal["silu", "relu", "relu2"] = config.hidden_act
+        self.route = TrainingRoute()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Activity]:
-        """Return the output for x, (batch, tokens, hidden), and what was active."""
-        active = activate(self.gate_proj(x), self.activation)
+    def forward(self, x: Tensor) -> Trained:
+        """Return the output for x, (batch, tokens, hidden), its penalty, and what was active."""
+        if self.activation == "silu":
+            return self._silu(x)
+        gate, up, down = (linear.weight for linear in (self.gate_proj, self.up_proj, self.down_proj))
+        return train_ffn(x, gate, up, down, activation=self.activation, route=self.route, count_neurons=True)
+
+    def _silu(self, x: Tensor) -> Trained:
+        """Dense training of a baseline: nearly everything is active, and the penalty only shrinks."""
+        active = F.silu(self.gate_proj(x))
         inner = active * self.up_proj(x)
-        on = active != 0
-        if self.tally is not None:
-            self.tally.neurons += on.flatten(0, -2).sum(0)
-            self.tally.fullest = torch.maximum(self.tally.fullest, on.sum(-1).max())
-        activity = Activity(inner.float().abs().sum(-1).mean(), on.sum(-1, dtype=torch.float32).mean())
-        return self.down_proj(inner), activity
-
-
-def activate(gate: Tensor, activation: str) -> Tensor:
-    """Return relu, relu2 (its square) or silu of the gate."""
-    if activation == "silu":
-        return F.silu(gate)
-    active = F.relu(gate)
-    return active.square() if activation == "relu2" else active
+        on = (active.detach() != 0).flatten(0, -2)
+        penalty = inner.float().abs().sum(-1).mean()
+        return Trained(self.down_proj(inner), penalty, on.sum(1, dtype=torch.int32), on.sum(0))

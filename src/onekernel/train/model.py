@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +11,29 @@ from torch.utils.checkpoint import checkpoint
 
 from onekernel.config import ModelConfig
 from onekernel.errors import UnsupportedModelError
+from onekernel.ops.sparse_training import SparsityStats, Trained
 from onekernel.phases.attention.rope import rope_table, rotate
-from onekernel.train.feed_forward import Activity, FeedForward
+from onekernel.train.feed_forward import FeedForward
+
+Activation = Literal["silu", "relu", "relu2"]
 
 
 class Losses(NamedTuple):
-    """What one micro-batch gives: means over its tokens, float32 on the device."""
+    """What one micro-batch gives: means over its tokens as float32 scalars, and counts, all on the device."""
 
     loss: Tensor
     """Cross entropy, nats."""
     penalty: Tensor
     """Mean over layers of the sum over neurons of |h|."""
-    nonzeros: Tensor
-    """(layers,): active neurons of a token, no gradient."""
+    row_counts: list[Tensor]
+    """By layer, (tokens,) int32: active neurons of each token."""
+    neuron_counts: list[Tensor]
+    """By layer, (intermediate,) int64: tokens that each neuron was active for."""
+
+    def add_to(self, stats: SparsityStats) -> None:
+        """Add what was active to the counters; nothing waits for the device."""
+        for layer, (rows, neurons) in enumerate(zip(self.row_counts, self.neuron_counts, strict=True)):
+            stats.observe(layer, rows, neurons)
 
 
 class Attention(nn.Module):
@@ -67,11 +77,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Activity]:
+    def forward(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Trained]:
         """Return the residual after this layer, and what its feed-forward did."""
         x = x + self.self_attn(self.input_layernorm(x), rope)
-        out, activity = self.mlp(self.post_attention_layernorm(x))
-        return x + out, activity
+        trained: Trained = self.mlp(self.post_attention_layernorm(x))
+        return x + trained.out, trained
 
 
 class SparseLlama(nn.Module):
@@ -97,32 +107,33 @@ class SparseLlama(nn.Module):
         """The layers in order."""
         return [layer for layer in self.get_submodule("model.layers").children() if isinstance(layer, Layer)]
 
-    def set_activation(self, activation: Any) -> None:
+    def set_activation(self, activation: Activation) -> None:
         """Let every feed-forward use another activation from now on."""
         for layer in self.layers:
             layer.mlp.activation = activation
 
-    def logits(self, ids: Tensor) -> tuple[Tensor, list[Activity]]:
+    def logits(self, ids: Tensor) -> tuple[Tensor, list[Trained]]:
         """Return the logits after each of ids, (batch, tokens) int64, and what the feed-forwards did."""
         body: Any = self.model
         x, rope = body.embed_tokens(ids), self.rope[:, : ids.shape[1]]
-        activities = []
+        done = []
         for layer in body.layers:
             if self.recompute and self.training:
-                x, activity = checkpoint(layer, x, rope, use_reentrant=False)
+                x, trained = checkpoint(layer, x, rope, use_reentrant=False)
             else:
-                x, activity = layer(x, rope)
-            activities.append(activity)
+                x, trained = layer(x, rope)
+            done.append(trained)
         x = body.norm(x)
         head = body.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
-        return F.linear(x, head), activities
+        return F.linear(x, head), done
 
     def forward(self, ids: Tensor) -> Losses:
         """Return the losses of pieces, (batch, context + 1) int64: each token is predicted from those before it."""
-        logits, activities = self.logits(ids[:, :-1])
+        logits, done = self.logits(ids[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-        penalty = torch.stack([activity.penalty for activity in activities]).mean()
-        return Losses(loss, penalty, torch.stack([activity.nonzeros for activity in activities]).detach())
+        penalty = torch.stack([trained.penalty for trained in done]).mean()
+        neurons = [trained.neuron_counts for trained in done if trained.neuron_counts is not None]
+        return Losses(loss, penalty, [trained.row_counts for trained in done], neurons)
 
 
 def initialise(model: SparseLlama, seed: int) -> None:

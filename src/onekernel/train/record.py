@@ -28,6 +28,12 @@ class StepReport:
     """Share of neurons that were not active, over all layers."""
     nonzeros: list[float]
     """Active neurons of a token, by layer."""
+    fullest: list[int]
+    """Most active neurons of a token, by layer."""
+    dead: list[float]
+    """Share of neurons that none of these tokens activated, by layer."""
+    routes: list[str]
+    """How each layer was computed, dense or sparse."""
     learning_rate: float
     gradient_norm: float
     tokens: int

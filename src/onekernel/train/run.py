@@ -16,9 +16,10 @@ from onekernel.train.corpus import Corpus, open_corpus, write_corpus
 from onekernel.train.evaluate import evaluate
 from onekernel.train.export import export
 from onekernel.train.interrupt import Interrupt
-from onekernel.train.model import SparseLlama
+from onekernel.train.model import Activation, SparseLlama
 from onekernel.train.pieces import Pieces
 from onekernel.train.record import HeldOutReport, Record, Report, StepReport
+from onekernel.train.routes import first_routes
 from onekernel.train.settings import Settings
 from onekernel.train.start import build_model, find_start
 from onekernel.train.trainer import Trainer, adamw
@@ -85,6 +86,7 @@ class _Run:
         settings, world = self.settings, self.world
         begin = self._claim(resume)
         vocab, shared, activation = self._prepare()
+        first_routes(self.model, settings)
         if begin:
             load_checkpoint(self.checkpoint, self.model, self.optimizer)
             self.listener.note(f"going on after step {begin} of {settings.run.steps}")
@@ -111,7 +113,7 @@ class _Run:
         """Write and tell the means since the last report."""
         self._tell(report)
 
-    def evaluate(self, step: int, activation: str | None = None) -> None:
+    def evaluate(self, step: int, activation: Activation | None = None) -> None:
         """Measure on the held-out text."""
         found = evaluate(
             self.model,
@@ -154,7 +156,7 @@ class _Run:
         _refuse_changes(self.folder, progress.fixed, json.loads(json.dumps(self.settings.fixed())))
         return progress.step
 
-    def _prepare(self) -> tuple[Vocab, nn.Module, str]:
+    def _prepare(self) -> tuple[Vocab, nn.Module, Activation]:
         """Fill model, optimizer and corpus; the first process makes the files that the others read."""
         settings, world = self.settings, self.world
         if not world.first:

@@ -80,6 +80,8 @@ class SparsitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     l1: NotNegative = 2e-5
     l1_warm_up: CountOrNever = 0
     """Steps over which the coefficient rises linearly from 0."""
+    route: Literal["auto", "dense", "sparse"] = "auto"
+    """How feed-forwards are computed, always exactly. auto: on a GPU the fastest for what was counted, else dense."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

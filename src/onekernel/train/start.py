@@ -13,7 +13,7 @@ from onekernel.models.registry import check_tensors, model_config
 from onekernel.text import hf_vocab
 from onekernel.text.vocab import Vocab
 from onekernel.train.documents import documents
-from onekernel.train.model import SparseLlama, initialise
+from onekernel.train.model import Activation, SparseLlama, initialise
 from onekernel.train.settings import Settings, new_model
 from onekernel.train.vocabulary import read_vocabulary, rows, train_vocabulary, write_vocabulary
 from onekernel.weights.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ class Start:
     config: ModelConfig
     vocab: Vocab
     checkpoint: Checkpoint | None
-    activation: str
+    activation: Activation
     """What the weights were trained with so far; a new model's is its own."""
 
 

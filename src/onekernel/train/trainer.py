@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from onekernel.errors import NumericError
+from onekernel.ops.sparse_training import SparsityStats
 from onekernel.train.interrupt import Interrupt
 from onekernel.train.model import Losses, SparseLlama
 from onekernel.train.pieces import Pieces
 from onekernel.train.record import StepReport
+from onekernel.train.routes import choose_routes, shared
 from onekernel.train.schedule import l1_coefficient, learning_rate
 from onekernel.train.settings import Settings
 from onekernel.train.world import World
@@ -53,7 +55,8 @@ class Trainer:
     ) -> None:
         self._model, self._shared, self._optimizer = model, shared, optimizer
         self._settings, self._world = settings, world
-        self._sums, self._nonzeros = self._zeros(), torch.zeros(len(model.layers), device=world.device)
+        self._sums = self._zeros()
+        self._stats = SparsityStats(len(model.layers), model.config.intermediate_size, world.device)
 
     def run(self, pieces: Pieces, begin: int, duties: Duties, interrupt: Interrupt) -> int:
         """Train from `begin` steps to `run.steps`, or until interrupted; return the steps done.
@@ -93,7 +96,7 @@ class Trainer:
                 losses: Losses = self._shared(part.to(world.device, non_blocking=True))
                 ((losses.loss + l1 * losses.penalty) / len(parts)).backward()
             self._sums[:2] += torch.stack([losses.loss, losses.penalty]).detach() / len(parts)
-            self._nonzeros += losses.nonzeros / len(parts)
+            losses.add_to(self._stats)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), settings.optimizer.clip)
         self._sums[2] += norm.full_tensor() if isinstance(norm, DTensor) else norm
         self._optimizer.step()
@@ -112,23 +115,29 @@ class Trainer:
 
     def _report(self, done: int, steps: int, seconds: float) -> StepReport:
         settings = self._settings
-        means = self._world.mean(torch.cat([self._sums, self._nonzeros]) / steps).tolist()
-        loss, penalty, norm, *nonzeros = means
-        self._sums, self._nonzeros = self._zeros(), torch.zeros_like(self._nonzeros)
+        means = self._world.mean(self._sums / steps).tolist()
+        seen = shared(self._stats.read(), self._world)
+        self._sums = self._zeros()
+        loss, penalty, norm = means
         if not math.isfinite(sum(means)):
             what, value = ("loss", loss) if not math.isfinite(loss) else ("norm of the gradient", norm)
             raise NumericError(
                 f"the {what} became {value} between steps {done - steps} and {done}; lower optimizer.learning_rate "
                 "or raise optimizer.warm_up"
             )
+        routes: list[str] = [layer.mlp.route.name for layer in self._model.layers]
+        choose_routes(self._model, seen, settings, self._world)
         step_tokens = settings.run.batch * settings.data.context
         return StepReport(
             step=done,
             loss=loss,
             penalty=penalty,
             l1=l1_coefficient(done - 1, settings.sparsity),
-            sparsity=1 - sum(nonzeros) / (len(nonzeros) * self._model.config.intermediate_size),
-            nonzeros=nonzeros,
+            sparsity=1 - seen.nonzero_fraction,
+            nonzeros=[layer.mean for layer in seen.layers],
+            fullest=[layer.fullest for layer in seen.layers],
+            dead=[layer.dead / self._model.config.intermediate_size for layer in seen.layers],
+            routes=routes,
             learning_rate=learning_rate(done - 1, settings.run.steps, settings.optimizer),
             gradient_norm=norm,
             tokens=done * step_tokens,
