@@ -38,8 +38,8 @@ def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Ten
     """Do it with these kernels, which may be the shim's on a CPU. Raises ConfigError for another dtype than bf16."""
     _check(x, weights)
     (tokens, hidden), neurons = x.shape, len(weights.up)
-    first = _padded(weights.first.index_fill(0, hot, 0))  # a product of zero is not active: hot neurons drop out
-    up, down = _padded(weights.up), _padded(weights.down_rows)
+    first = padded(weights.first.index_fill(0, hot, 0))  # a product of zero is not active: hot neurons drop out
+    up, down = padded(weights.up), padded(weights.down_rows)
     x = _columns(x)
     out = torch.empty_like(x) if base is None else _columns(base)
     masks = torch.empty(tokens, len(first) // WORD, dtype=torch.int32, device=x.device)
@@ -80,8 +80,8 @@ def backward_with(
 ) -> Gradients:
     """Do it with these kernels, which may be the shim's on a CPU."""
     hidden, neurons = x.shape[1], len(weights.up)
-    gate = None if weights.gate is None else _padded(weights.gate)
-    up, down = _padded(weights.up), _padded(weights.down_rows)
+    gate = None if weights.gate is None else padded(weights.gate)
+    up, down = padded(weights.up), padded(weights.down_rows)
     x, grad_out, l1 = _columns(x), _columns(grad_out), grad_total.reshape(1).float()
     grad_x = torch.empty_like(x) if base is None else _columns(base)
     kernels.backward_tokens(x, grad_out, l1, masks, gate, up, down, grad_x, accumulate=base is not None)
@@ -120,7 +120,7 @@ def _check(x: Tensor, weights: Weights) -> None:
         raise ConfigError(f"x is {x.dtype}; the sparse route takes bfloat16 on a GPU: use autocast, or the dense route")
 
 
-def _padded(matrix: Tensor) -> Tensor:
+def padded(matrix: Tensor) -> Tensor:
     """Return an (intermediate, hidden) matrix with zeros up to what the kernels take; itself if nothing is missing."""
     missing = (0, -matrix.shape[1] % HIDDEN_MULTIPLE, 0, -matrix.shape[0] % INNER_MULTIPLE)
     return F.pad(matrix, missing) if any(missing) else matrix.contiguous()
