@@ -1,4 +1,4 @@
-"""Training as users start it: the shipped example to a stated loss, two processes, kill -9, and a real model made sparse."""
+"""Training as users start it: the shipped example, two processes, kill -9, and a real model made sparse."""
 
 from __future__ import annotations
 
@@ -53,14 +53,11 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 def test_the_example_reaches_the_stated_loss_and_transformers_loads_it(tmp_path: Path) -> None:
     told = (ROOT / "examples" / "train-sparse.toml").read_text()
     (tmp_path / "run.toml").write_text(told.replace("runs/moby-dick", str(tmp_path / "run")))
-    begun = time.monotonic()
     out = finished(onekernel("train", tmp_path / "run.toml", cwd=ROOT))
-    seconds = time.monotonic() - begun
     last = read_log(tmp_path / "run" / "log.jsonl")[-1]
     assert last["kind"] == "held_out"
     assert last["loss"] < STATED_LOSS
     assert last["sparsity"] > 0.85
-    assert seconds < 180, "a minute on a quiet machine"
     assert (tmp_path / "run" / "progress.png").exists()
     model = out.splitlines()[-1].removeprefix("model: ")
 
@@ -90,25 +87,50 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path) -> N
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_processes_have_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
-    """And are interrupted and resumed like one."""
-    finished(onekernel("train", write_run(tmp_path / "one", steps=8, micro_batch=1)))
-    two = write_run(tmp_path / "two", steps=8, micro_batch=1, parallel=parallel, checkpoint_every=4)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one process reports."""
+    folder = tmp_path_factory.mktemp("one")
+    finished(onekernel("train", write_run(folder, steps=8, micro_batch=1)))
+    return numbers(folder)
+
+
+def by_two(*arguments: str | Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port)
-    finished(onekernel("train", two, before=torchrun))
-    ours, theirs = numbers(tmp_path / "two"), numbers(tmp_path / "one")
-    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    finished(onekernel("train", *arguments, before=torchrun))
+
+
+def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    assert [(line["kind"], line["step"]) for line in ours] == [(line["kind"], line["step"]) for line in theirs]
     for line, expected in zip(ours, theirs, strict=True):
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert line["sparsity"] == pytest.approx(expected["sparsity"], abs=1e-3)
-    told = (tmp_path / "two" / "run.toml").read_text().replace("steps = 8", "steps = 12")
-    (tmp_path / "two" / "run.toml").write_text(told)
-    finished(onekernel("train", two, "--resume", before=torchrun))
-    assert [line["step"] for line in numbers(tmp_path / "two")][-2:] == [12, 12]
+
+
+def test_two_processes_have_the_losses_of_one(alone: list[dict[str, Any]], tmp_path: Path) -> None:
+    by_two(write_run(tmp_path, steps=8, micro_batch=1, parallel="ddp"))
+    compare(numbers(tmp_path), alone)
+
+
+def test_two_processes_share_a_model_and_its_checkpoint(alone: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A run of FSDP2 that ends early and goes on, on the sparse route; one process can go on with it too."""
+    config = write_run(tmp_path, steps=4, micro_batch=1, parallel="fsdp2", checkpoint_every=4)
+    early = config.read_text().replace("[sparsity]", '[sparsity]\nroute = "sparse"')
+    later = early.replace("steps = 4", "steps = 8").replace("checkpoint_every = 4", "checkpoint_every = 6")
+    config.write_text(early)
+    by_two(config)
+    config.write_text(later)
+    by_two(config, "--resume")
+    found = numbers(tmp_path)
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    compare(found[:2], alone[:2])  # the rate rises; how it falls depends on the length of the run
+    assert found[-1]["loss"] < found[0]["loss"]
+    config.write_text(later.replace("steps = 8", "steps = 9"))
+    finished(onekernel("train", config, "--resume"))
+    assert numbers(tmp_path)[-1]["step"] == 9
 
 
 def test_smollm2_is_made_sparse(smollm2_gguf: Path, tmp_path: Path) -> None:
