@@ -18,7 +18,7 @@ from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_ffn import Activation
 from onekernel.ops import training_formulas as formulas
 from onekernel.ops.sparsity_stats import LayerSparsity, Sparsity, SparsityStats
-from onekernel.ops.training_formulas import Weights
+from onekernel.ops.training_formulas import Gradients, Weights
 from onekernel.ops.training_gpu import backward_on_gpu, count_on_gpu, forward_on_gpu
 from onekernel.ops.training_route import TrainingRoute, choose_route
 
@@ -122,7 +122,7 @@ def _dense(
     inner = formulas.activate(first, activation == "relu2")
     if gate is not None:
         inner = inner * F.linear(x, up.to(x.dtype))
-    penalty = inner.to(formulas.penalty_dtype(x)).abs().sum() / max(len(x), 1)
+    penalty = inner.to(formulas.penalty_dtype(x)).abs().sum(1).sum() / max(len(x), 1)  # by rows first, as the counts
     active = first.detach() > 0
     return Trained(
         F.linear(inner, down.to(x.dtype)),
@@ -158,25 +158,21 @@ def _forward(
     square, weights = activation == "relu2", _prepared(x, gate, up, down)
     hot_weights = weights.pick(hot)
     hot_first, hot_up = formulas.products(x, hot_weights)
-    hot_out, hot_total = formulas.forward(x, hot_weights, hot_first, hot_up, square)
+    hot_out, hot_total = None, x.new_zeros((), dtype=formulas.penalty_dtype(x))
+    if len(hot):
+        hot_out, hot_total = formulas.forward(x, hot_weights, hot_first, hot_up, square)
     if x.is_cuda:
-        cold = forward_on_gpu(x, weights, hot, hot_out if len(hot) else None, square)
-        out, total, masks, counts = cold.out, cold.total, cold.masks, cold.row_counts
+        out, total, masks, counts = forward_on_gpu(x, weights, hot, hot_out, square)
     else:
         first, product = formulas.products(x, weights)
         first = first.index_fill(1, hot, 0)
-        cold_out, total = formulas.forward(x, weights, first, product, square)
-        out, active = cold_out + hot_out, first > 0
+        out, total = formulas.forward(x, weights, first, product, square)
+        out, active = out if hot_out is None else out + hot_out, first > 0
         masks, counts = formulas.pack_bits(active), active.sum(1, dtype=torch.int32)
     counts = counts + (hot_first > 0).sum(1, dtype=torch.int32)
-    return (
-        out.to(x.dtype),
-        total + hot_total,
-        masks,
-        counts,
-        hot_first,
-        hot_first.new_empty(0) if hot_up is None else hot_up,
-    )
+    if hot_up is None:
+        hot_up = hot_first.new_empty(0)
+    return out.to(x.dtype), total + hot_total, masks, counts, hot_first, hot_up
 
 
 @_forward.register_fake
@@ -211,24 +207,24 @@ def _backward(
     """Return the gradients of x, gate (empty if there is none), up and down."""
     square, weights = activation == "relu2", _prepared(x, gate, up, down)
     grad_out = grad_out.contiguous()
-    both = None if gate is None else hot_up
-    hot_part = formulas.backward(grad_out, grad_total, x, weights.pick(hot), hot_first, both, hot_first > 0, square)
+    dense: Gradients | None = None
+    if len(hot):
+        product = None if gate is None else hot_up
+        dense = formulas.backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, hot_first > 0, square)
     if x.is_cuda:
-        base = hot_part.x if len(hot) else None
+        base = None if dense is None else dense.x
         found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
     else:
-        first, product = formulas.products(x, weights)
         active = formulas.unpack_bits(masks, len(up))
-        found = formulas.backward(grad_out, grad_total, x, weights, first, product, active, square)
-        found = found._replace(x=found.x + hot_part.x)
-    grads = []
-    for whole, part, weight in ((found.gate, hot_part.gate, gate), (found.up, hot_part.up, up)):
-        if whole is None or part is None or weight is None:
-            grads.append(up.new_empty(0))
-            continue
-        grads.append(whole.index_copy_(0, hot, part.to(whole.dtype)).to(weight.dtype))
-    rows = found.down_rows.index_copy_(0, hot, hot_part.down_rows.to(found.down_rows.dtype))
-    return found.x.to(x.dtype), grads[0], grads[1], rows.t().to(down.dtype).contiguous()
+        found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
+        found = found if dense is None else found._replace(x=found.x + dense.x)
+    if dense is not None:
+        for whole, part in zip(found[1:], dense[1:], strict=True):
+            if whole is not None and part is not None:
+                whole.index_copy_(0, hot, part.to(whole.dtype))
+    grad_gate = up.new_empty(0) if found.gate is None else found.gate.to(up.dtype).contiguous()
+    grad_up, grad_down = found.up.to(up.dtype).contiguous(), found.down_rows.t().to(up.dtype).contiguous()
+    return found.x.to(x.dtype), grad_gate, grad_up, grad_down
 
 
 @_backward.register_fake

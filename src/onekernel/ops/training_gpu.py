@@ -37,8 +37,9 @@ def forward_on_gpu(x: Tensor, weights: Weights, hot: Tensor, base: Tensor | None
 def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Tensor, base: Tensor | None) -> Cold:
     """Do it with these kernels, which may be the shim's on a CPU. Raises ConfigError for another dtype than bf16."""
     _check(x, weights)
-    (tokens, hidden), neurons = x.shape, len(weights.up)
-    first = padded(weights.first.index_fill(0, hot, 0))  # a product of zero is not active: hot neurons drop out
+    tokens, hidden = x.shape
+    # The product of a row of zeros is not active: so hot neurons drop out.
+    first = padded(weights.first.index_fill(0, hot, 0) if len(hot) else weights.first)
     up, down = padded(weights.up), padded(weights.down_rows)
     x = _columns(x)
     out = torch.empty_like(x) if base is None else _columns(base)
@@ -50,7 +51,7 @@ def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Ten
         values = F.linear(x[turn], first)
         kernels.masks(values, masks[turn], counts[turn])
         kernels.forward(x[turn], values, masks[turn], up, down, sums[turn], out[turn], accumulate=base is not None)
-    return Cold(out[:, :hidden].contiguous(), sums.sum(), masks[:, : -(-neurons // WORD)].contiguous(), counts)
+    return Cold(out[:, :hidden].contiguous(), sums.sum(), masks, counts)
 
 
 def backward_on_gpu(
