@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
-STATED_LOSS = 4.3
+STATED_LOSS = 4.5
 """Of the example after its 300 steps, on text it was not trained on; a unigram model's is over 5."""
 
 

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM while training: the step is finished and a checkpoint written; a second one ends at once."""
+"""Ctrl-C and SIGTERM while training: the step is finished and a checkpoint written; a second one ends at once.
+
+torchrun repeats a signal to processes that the terminal has sent it already, so under it later ones change nothing; it
+kills what has not ended after half a minute.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """A context in which the first signal is only noted."""
+    """A context in which the first signal is only noted; with `patient` all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         self.asked = False
+        self._patient = patient
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -27,7 +32,8 @@ class Interrupt:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        self._restore()
+        if not self._patient:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

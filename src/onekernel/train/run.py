@@ -98,7 +98,7 @@ class _Run:
             self.evaluate(0)
         pieces = Pieces(self.corpus.train, settings.data.context, settings.run.batch, settings.run.seed)
         trainer = Trainer(self.model, shared, self.optimizer, settings, world)
-        with Interrupt() as interrupt:
+        with Interrupt(patient=world.size > 1) as interrupt:
             done = trainer.run(pieces, begin, self, interrupt)
             interrupted = interrupt.asked and done < settings.run.steps
         if not interrupted:

@@ -98,6 +98,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of the products; weights and optimiser stay float32. auto: bfloat16 on a GPU, float32 on a CPU."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
+    deterministic: bool = True
+    """On a GPU: the same bits every time, also where PyTorch has a faster way (attention's backward)."""
     compile: bool = False
     recompute: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""

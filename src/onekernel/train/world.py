@@ -71,11 +71,13 @@ class World:
         if self.size == 1:
             return model
         if settings.parallel == "fsdp2":
+            from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
+            mesh = init_device_mesh(self.device.type, (self.size,))
             for layer in model.layers:
-                fully_shard(layer)
-            fully_shard(model)
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
             return model
         from torch.nn.parallel import DistributedDataParallel
 
@@ -96,14 +98,34 @@ def open_world(settings: RunSettings) -> Iterator[World]:
         )
     device = _device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
     world = World(rank, size, device, _dtype(settings.dtype, device))
-    if size == 1:
-        yield world
+    with _repeatable(device.type == "cuda" and settings.deterministic):
+        if size == 1:
+            yield world
+            return
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+        try:
+            yield world
+        finally:
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _repeatable(wanted: bool) -> Iterator[None]:
+    """Let PyTorch choose algorithms that give the same bits every time, where it has one; a CPU always does."""
+    if not wanted:
+        yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; it asks for this
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = False  # our kernels write all they allocate
     try:
-        yield world
+        yield
     finally:
-        dist.destroy_process_group()
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
 
 
 def _device(name: str, local_rank: int) -> torch.device:
