@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; return the exit code."""
+    import shlex
     from pathlib import Path
 
     from onekernel.train.settings import read_settings
@@ -30,4 +31,5 @@ def run(args: argparse.Namespace, console: Console) -> int:
     settings = read_settings(Path(args.config))
     from onekernel.cli.training import run_training
 
-    return run_training(settings, console, resume=args.resume, again=f"onekernel train {args.config} --resume")
+    again = f"onekernel train {shlex.quote(args.config)} --resume"
+    return run_training(settings, console, resume=args.resume, again=again)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -59,13 +61,11 @@ def _held_out(report: HeldOutReport) -> str:
 
 def _conclude(outcome: Outcome, console: Console) -> None:
     last = outcome.held_out[-1]
-    console.data(f"{_held_out(last)}")
+    console.data(_held_out(last))
     console.data(f"model: {outcome.model}")
-    console.note(f'try it: onekernel generate {outcome.model} -p "..."')
+    console.note(f'try it: onekernel generate {shlex.quote(str(outcome.model))} -p "..."')
 
 
 def _is_first() -> bool:
     """Whether this is the process that speaks, of those that torchrun started."""
-    import os
-
     return os.environ.get("RANK", "0") == "0"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from onekernel.errors import ConfigError
-from onekernel.train.settings import new_model, read_settings, settings_from
+from onekernel.train.settings import Settings, new_model, read_settings, settings_from
 from tests.unit.train.tiny import toml, values
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,3 +104,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_dimensions_that_contradict_each_other(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         new_model(settings_from(values(tmp_path, model=changes)), 280)
+
+
+def test_the_recipe_in_the_docs_is_whole() -> None:
+    (recipe,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "training.md").read_text(), re.S | re.M)
+    settings = settings_from(tomllib.loads(recipe))
+    assert 0.4e9 < new_model(settings, 49152).parameters < 0.6e9
+
+
+def test_the_docs_name_every_key() -> None:
+    rows = re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", (ROOT / "docs" / "training.md").read_text(), re.M)
+    named = {section: set(re.findall(r"`(\w+)`", text)) for section, text in rows}
+    for section in msgspec.structs.fields(Settings):
+        keys = {field.name for field in msgspec.structs.fields(section.type)}
+        assert keys <= named[section.name], section.name
