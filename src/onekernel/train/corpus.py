@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,14 +33,11 @@ class Corpus:
 def write_corpus(
     folder: Path, data: DataSettings, vocab: Vocab, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Tokenize the texts into `folder`; nothing is done if it holds them already.
+    """Tokenize the texts into `folder`.
 
     Raises ConfigError or TrainingError for a source that is missing or damaged, TrainingError if there is too little
     text or no room on the disk.
     """
-    source = {"data": msgspec.to_builtins(data), "tokenizer": vocab.backend.to_str()}
-    if _about(folder) == source:
-        return
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _ABOUT).unlink(missing_ok=True)
     try:
@@ -58,7 +53,8 @@ def write_corpus(
                     f"the {name} text has {max(count, 0)} tokens and one piece takes {data.context + 1}; "
                     "give more text, or a smaller data.context"
                 )
-        (folder / _ABOUT).write_text(json.dumps(source), encoding="utf-8")  # last: now the files are whole
+        about = {"train_tokens": tokens, "held_out_tokens": held_out}
+        (folder / _ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")  # last: now the files are whole
     except OSError as error:
         raise TrainingError(f"the token ids cannot be written to {folder}: {error.strerror or error}") from error
     say(f"{tokens:,} tokens to train on, {held_out:,} held out")
@@ -69,11 +65,9 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(*(np.memmap(folder / name, np.uint32, mode="r") for name in (_TRAIN, _HELD_OUT)))
 
 
-def _about(folder: Path) -> Any:
-    try:
-        return json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def has_corpus(folder: Path) -> bool:
+    """Whether `write_corpus` finished there."""
+    return (folder / _ABOUT).is_file()
 
 
 def _write_tokens(path: Path, sources: Sequence[str], data: DataSettings, vocab: Vocab) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn, optim
 from onekernel.errors import ConfigError, NumericError, TrainingError
 from onekernel.text.vocab import Vocab
 from onekernel.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
-from onekernel.train.corpus import Corpus, open_corpus, write_corpus
+from onekernel.train.corpus import Corpus, has_corpus, open_corpus, write_corpus
 from onekernel.train.evaluate import evaluate
 from onekernel.train.export import export
 from onekernel.train.interrupt import Interrupt
@@ -85,7 +86,7 @@ class _Run:
     def go(self, resume: bool) -> Outcome:
         settings, world = self.settings, self.world
         begin = self._claim(resume)
-        vocab, shared, activation = self._prepare()
+        vocab, shared, activation = self._prepare(begin)
         first_routes(self.model, settings)
         if begin:
             load_checkpoint(self.checkpoint, self.model, self.optimizer)
@@ -156,16 +157,22 @@ class _Run:
         _refuse_changes(self.folder, progress.fixed, json.loads(json.dumps(self.settings.fixed())))
         return progress.step
 
-    def _prepare(self) -> tuple[Vocab, nn.Module, Activation]:
-        """Fill model, optimizer and corpus; the first process makes the files that the others read."""
-        settings, world = self.settings, self.world
+    def _prepare(self, begin: int) -> tuple[Vocab, nn.Module, Activation]:
+        """Fill model, optimizer and corpus; the first process makes the files that the others read.
+
+        Those of a run that goes on are kept, those of one that never wrote a checkpoint may be of another text.
+        """
+        settings, world, tokens = self.settings, self.world, self.folder / TOKENS
         if not world.first:
             world.barrier()
+        elif not begin:
+            shutil.rmtree(self.folder / TOKENIZER, ignore_errors=True)
         start = find_start(settings, self.folder / TOKENIZER, self.listener.note)
         if world.first:
-            write_corpus(self.folder / TOKENS, settings.data, start.vocab, self.listener.note)
+            if not (begin and has_corpus(tokens)):
+                write_corpus(tokens, settings.data, start.vocab, self.listener.note)
             world.barrier()
-        self.corpus = open_corpus(self.folder / TOKENS)
+        self.corpus = open_corpus(tokens)
         if rows(start.vocab) > start.config.vocab_size:
             _check_ids(self.corpus, start.config.vocab_size)
         self.model = build_model(start, settings, world.device)

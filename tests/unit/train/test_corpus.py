@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onekernel.errors import TrainingError
 from onekernel.text.vocab import Vocab
 from onekernel.train import corpus
-from onekernel.train.corpus import open_corpus, write_corpus
+from onekernel.train.corpus import has_corpus, open_corpus, write_corpus
 from onekernel.train.documents import documents
 from onekernel.train.pieces import Pieces, held_out_batches
 from onekernel.train.settings import DataSettings
@@ -32,10 +32,13 @@ def test_every_document_ends_and_the_last_of_all_are_held_out(tmp_path: Path, vo
     texts = ["the whale", "the ship" * 40, f"a {END} inside"]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
-    write_corpus(tmp_path / "tokens", DataSettings(train=[str(tmp_path)], context=4), vocab)
+    said: list[str] = []
+    write_corpus(tmp_path / "tokens", DataSettings(train=[str(tmp_path)], context=4), vocab, said.append)
+    assert has_corpus(tmp_path / "tokens")
     found = open_corpus(tmp_path / "tokens")
     ids = [*found.train.tolist(), *found.held_out.tolist()]
     assert ids.count(0) == 3, "what looks like the end in a text is plain text"
+    assert said == [f"{len(found.train)} tokens to train on, {len(found.held_out)} held out"]
     assert len(found.held_out) == max(int(0.05 * len(ids)), 5)
     assert vocab.backend.decode(ids, skip_special_tokens=False) == "".join(text + END for text in texts)
 
@@ -49,22 +52,11 @@ def test_held_out_text_of_its_own(tmp_path: Path, vocab: Vocab) -> None:
     assert vocab.backend.decode(found.train.tolist()) == train.read_text()
 
 
-def test_it_is_written_once_for_the_same_settings(tmp_path: Path, vocab: Vocab) -> None:
-    text = write_text(tmp_path / "text.txt")
-    said: list[str] = []
-    for context in (8, 8, 9):
-        write_corpus(tmp_path / "tokens", DataSettings(train=[str(text)], context=context), vocab, said.append)
-    assert len(said) == 2
-    (tmp_path / "tokens" / "about.json").write_text("{")
-    write_corpus(tmp_path / "tokens", DataSettings(train=[str(text)], context=9), vocab, said.append)
-    assert len(said) == 3
-
-
 def test_too_little_text_says_how_much_there_is(tmp_path: Path, vocab: Vocab) -> None:
     (tmp_path / "text.txt").write_text("whale")
     with pytest.raises(TrainingError, match=r"the training text has [0-9]+ tokens and one piece takes 65"):
         write_corpus(tmp_path / "tokens", DataSettings(train=[str(tmp_path / "text.txt")], context=64), vocab)
-    assert not (tmp_path / "tokens" / "about.json").exists()
+    assert not has_corpus(tmp_path / "tokens")
 
 
 def test_a_full_disk_leaves_nothing_that_looks_whole(
@@ -78,7 +70,7 @@ def test_a_full_disk_leaves_nothing_that_looks_whole(
     monkeypatch.setattr(corpus, "_write_tokens", full)
     with pytest.raises(TrainingError, match=r"cannot be written to .*tokens: No space left on device"):
         write_corpus(tmp_path / "tokens", DataSettings(train=[str(text)], context=8), vocab)
-    assert not (tmp_path / "tokens" / "about.json").exists()
+    assert not has_corpus(tmp_path / "tokens")
 
 
 def test_a_vocabulary_that_the_text_does_not_give(vocab: Vocab) -> None:
@@ -115,13 +107,3 @@ def test_held_out_pieces_count_once_in_as_many_turns_everywhere(pieces: int, siz
     assert len({len(taken) for taken in turns}) == 1
     counted = [row[0] for taken in turns for rows, count in taken for row in rows.tolist()[:count]]
     assert sorted(counted) == [4 * n for n in range(min(pieces, most))]
-
-
-def test_another_tokenizer_writes_it_anew(tmp_path: Path, vocab: Vocab) -> None:
-    text = write_text(tmp_path / "text.txt")
-    data = DataSettings(train=[str(text)], context=8)
-    other = train_vocabulary([text.read_text()], 270, 10_000)
-    for chosen in (vocab, other):
-        write_corpus(tmp_path / "tokens", data, chosen)
-        found = open_corpus(tmp_path / "tokens")
-        assert text.read_text().startswith(chosen.backend.decode(found.train.tolist()))

@@ -162,6 +162,21 @@ def test_resume_without_a_checkpoint_begins(tmp_path: Path) -> None:
     assert train(settings(tmp_path, run={"steps": 1}), resume=True).step == 1
 
 
+def test_a_text_that_changed_is_read_again_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+    asked = settings(tmp_path)
+    with pytest.raises(Killed):
+        train(asked, at_step(1, kill))
+    tokens = tmp_path / "run" / "tokens" / "train.bin"
+    before = tokens.read_bytes()
+    write_text(tmp_path / "text.txt", seed=5)
+    with pytest.raises(Killed):
+        train(asked, at_step(4, kill))
+    assert (again := tokens.read_bytes()) != before
+    write_text(tmp_path / "text.txt", seed=6)
+    train(asked, resume=True)
+    assert tokens.read_bytes() == again
+
+
 def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     asked = settings(tmp_path, run={"steps": 2})
     train(asked)
