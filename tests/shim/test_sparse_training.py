@@ -262,7 +262,8 @@ def test_a_planted_fault_is_caught(shim, with_fault: Callable[..., KernelSpec], 
 def test_what_does_not_fit_shared_memory_is_refused() -> None:
     assert TrainingShape(2048).shared(3, 4) == 2 * 4 * 3 * 4096 + 256 * 64 + 2 * 8 * 64 + 32
     assert [TrainingShape(hidden).batch(3, 227 * 1024) for hidden in (2048, 4096, 8192)] == [4, 4, 2]
-    assert TrainingShape(2048).batch(3, 99 * 1024) == 2
+    assert [TrainingShape(hidden).batch(3, 99 * 1024) for hidden in (2048, 4096, 6144)] == [2, 1, 1]
+    assert (TrainingShape(5120).threads, TrainingShape(5120).vectors) == (320, 2)
     with pytest.raises(
         ConfigError, match="hidden_size 65536 needs 821312 bytes of shared memory where a CTA may have 232448"
     ):

@@ -44,14 +44,14 @@ class TrainingShape:
     most_threads: int = MOST_THREADS
 
     @property
-    def threads(self) -> int:
-        """Threads of a CTA: one for each vector of a row, if that is not too many."""
-        return min(-(-self.hidden // COLUMNS // WARP) * WARP, self.most_threads)
+    def vectors(self) -> int:
+        """Vectors of a row that a thread owns: one, if that does not take too many threads."""
+        return -(-self.hidden // (COLUMNS * self.most_threads))
 
     @property
-    def vectors(self) -> int:
-        """Vectors of a row that a thread owns."""
-        return -(-self.hidden // COLUMNS // self.threads)
+    def threads(self) -> int:
+        """Threads of a CTA: as few warps as can own a row."""
+        return -(-self.hidden // (COLUMNS * self.vectors * WARP)) * WARP
 
     def batch(self, rows: int, shared_bytes: int) -> int:
         """Return how many entries of `rows` rows each are summed at a time, with as many on their way beside them."""

@@ -20,6 +20,7 @@ from onekernel.ops import training_formulas as formulas
 from onekernel.ops.sparsity_stats import LayerSparsity, Sparsity, SparsityStats
 from onekernel.ops.training_formulas import Gradients, Weights
 from onekernel.ops.training_gpu import backward_on_gpu, count_on_gpu, forward_on_gpu
+from onekernel.ops.training_hot import hot_backward, hot_forward
 from onekernel.ops.training_route import TrainingRoute, choose_route
 
 __all__ = [
@@ -156,23 +157,22 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, the sum of |h|, masks without hot neurons, active by token, and the products of the hot."""
     square, weights = activation == "relu2", _prepared(x, gate, up, down)
-    hot_weights = weights.pick(hot)
-    hot_first, hot_up = formulas.products(x, hot_weights)
-    hot_out, hot_total = None, x.new_zeros((), dtype=formulas.penalty_dtype(x))
-    if len(hot):
-        hot_out, hot_total = formulas.forward(x, hot_weights, hot_first, hot_up, square)
+    dense = hot_forward(x, weights.pick(hot), square) if len(hot) else None
     if x.is_cuda:
-        out, total, masks, counts = forward_on_gpu(x, weights, hot, hot_out, square)
+        base = None if dense is None else dense.out
+        out, total, masks, counts = forward_on_gpu(x, weights, hot, base, square)
     else:
         first, product = formulas.products(x, weights)
         first = first.index_fill(1, hot, 0)
         out, total = formulas.forward(x, weights, first, product, square)
-        out, active = out if hot_out is None else out + hot_out, first > 0
+        out, active = out if dense is None else out + dense.out, first > 0
         masks, counts = formulas.pack_bits(active), active.sum(1, dtype=torch.int32)
-    counts = counts + (hot_first > 0).sum(1, dtype=torch.int32)
-    if hot_up is None:
-        hot_up = hot_first.new_empty(0)
-    return out.to(x.dtype), total + hot_total, masks, counts, hot_first, hot_up
+    if dense is None:
+        hot_up = x.new_empty(0) if gate is None else x.new_empty(len(x), 0)
+        return out.to(x.dtype), total, masks, counts, x.new_empty(len(x), 0), hot_up
+    counts = counts + (dense.first > 0).sum(1, dtype=torch.int32)
+    hot_up = x.new_empty(0) if dense.up is None else dense.up
+    return out.to(x.dtype), total + dense.total, masks, counts, dense.first, hot_up
 
 
 @_forward.register_fake
@@ -210,7 +210,7 @@ def _backward(
     dense: Gradients | None = None
     if len(hot):
         product = None if gate is None else hot_up
-        dense = formulas.backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, hot_first > 0, square)
+        dense = hot_backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, square)
     if x.is_cuda:
         base = None if dense is None else dense.x
         found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)

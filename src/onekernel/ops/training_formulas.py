@@ -114,9 +114,14 @@ def penalty_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of the products here: x's on a GPU, else that of `penalty_dtype`."""
+    return x.dtype if x.is_cuda else penalty_dtype(x)
+
+
 def _wide(values: Tensor) -> Tensor:
     """A bf16 product of many rows on a CPU is four times slower than a float32 one."""
-    return values if values.is_cuda else values.to(penalty_dtype(values))
+    return values.to(sum_dtype(values))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

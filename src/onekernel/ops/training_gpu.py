@@ -87,11 +87,14 @@ def backward_with(
     grad_x = torch.empty_like(x) if base is None else _columns(base)
     kernels.backward_tokens(x, grad_out, l1, masks, gate, up, down, grad_x, accumulate=base is not None)
     by_neuron = kernels.transpose(masks)[0]
-    made = kernels.weight_gradients(x, grad_out, l1, by_neuron, gate, up, down)
-    gate_grad, up_grad, down_grad = (None if grad is None else grad[:neurons, :hidden] for grad in made)
-    if up_grad is None or down_grad is None:
-        raise ConfigError("the kernels gave no gradients of up and down")
-    return Gradients(grad_x[:, :hidden].contiguous(), gate_grad, up_grad, down_grad)
+    gate_grad, up_grad, down_grad = kernels.weight_gradients(x, grad_out, l1, by_neuron, gate, up, down)
+    part = (slice(neurons), slice(hidden))
+    return Gradients(
+        grad_x[:, :hidden].contiguous(),
+        None if gate_grad is None else gate_grad[part],
+        up_grad[part],
+        down_grad[part],
+    )
 
 
 def count_on_gpu(masks: Tensor, neurons: int) -> Tensor:

@@ -27,7 +27,7 @@ def test_it_runs_on_a_cpu_and_writes_its_rows(tmp_path: Path, capsys: pytest.Cap
         assert row["relative_error"] < 0.01
         assert row["mj_per_token"] is None
         assert row["peak_mb"] is None
-    assert [row.get("route") for row in rows] == ["sparse", "sparse", None]
+    assert [row.get("route") for row in rows] == ["sparse", "dense", None]
     assert (rows[2]["model"], rows[2]["sparse_layers"]) == ("tiny", 2)
     assert capsys.readouterr().out.count("error 0.0") == 3
 
