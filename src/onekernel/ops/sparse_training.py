@@ -205,26 +205,27 @@ def _backward(
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, gate (empty if there is none), up and down."""
-    square, weights = activation == "relu2", _prepared(x, gate, up, down)
-    grad_out = grad_out.contiguous()
-    dense: Gradients | None = None
-    if len(hot):
-        product = None if gate is None else hot_up
-        dense = hot_backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, square)
-    if x.is_cuda:
-        base = None if dense is None else dense.x
-        found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
-    else:
-        active = formulas.unpack_bits(masks, len(up))
-        found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
-        found = found if dense is None else found._replace(x=found.x + dense.x)
-    if dense is not None:
-        for whole, part in zip(found[1:], dense[1:], strict=True):
-            if whole is not None and part is not None:
-                whole.index_copy_(0, hot, part.to(whole.dtype))
-    grad_gate = up.new_empty(0) if found.gate is None else found.gate.to(up.dtype).contiguous()
-    grad_up, grad_down = found.up.to(up.dtype).contiguous(), found.down_rows.t().to(up.dtype).contiguous()
-    return found.x.to(x.dtype), grad_gate, grad_up, grad_down
+    with torch.autocast(x.device.type, enabled=False):  # a backward may be called inside of it
+        square, weights = activation == "relu2", _prepared(x, gate, up, down)
+        grad_out = grad_out.contiguous()
+        dense: Gradients | None = None
+        if len(hot):
+            product = None if gate is None else hot_up
+            dense = hot_backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, square)
+        if x.is_cuda:
+            base = None if dense is None else dense.x
+            found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
+        else:
+            active = formulas.unpack_bits(masks, len(up))
+            found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
+            found = found if dense is None else found._replace(x=found.x + dense.x)
+        if dense is not None:
+            for whole, part in zip(found[1:], dense[1:], strict=True):
+                if whole is not None and part is not None:
+                    whole.index_copy_(0, hot, part.to(whole.dtype))
+        grad_gate = up.new_empty(0) if found.gate is None else found.gate.to(up.dtype).contiguous()
+        grad_up, grad_down = found.up.to(up.dtype).contiguous(), found.down_rows.t().to(up.dtype).contiguous()
+        return found.x.to(x.dtype), grad_gate, grad_up, grad_down
 
 
 @_backward.register_fake

@@ -135,15 +135,15 @@ def test_counts(route: str) -> None:
 
 @pytest.mark.parametrize("route", ["sparse", "hot"])
 def test_the_operator_keeps_to_pytorchs_rules(route: str) -> None:
-    for case in (Case.random(0.2, dtype=torch.bfloat16), Case.random(0.2, gated=False, dtype=torch.float32)):
-        x, *weights = case.leaves
-        gate, up, down = weights if case.gate is not None else (None, *weights)
-        hot = torch.empty(0, dtype=torch.int64) if route == "sparse" else HOT
-        torch.library.opcheck(
-            torch.ops.onekernel.train_ffn,
-            (x, gate, up, down, hot, "relu"),
-            test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"),
-        )
+    case = Case.random(0.2, gated=route == "sparse", dtype=torch.bfloat16 if route == "sparse" else torch.float32)
+    x, *weights = case.leaves
+    gate, up, down = weights if case.gate is not None else (None, *weights)
+    hot = torch.empty(0, dtype=torch.int64) if route == "sparse" else HOT
+    torch.library.opcheck(
+        torch.ops.onekernel.train_ffn,
+        (x, gate, up, down, hot, "relu"),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"),
+    )
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -197,6 +197,19 @@ def test_under_autocast_float32_weights_get_float32_gradients(route: str) -> Non
     for one, other in zip(ffn.parameters(), exact.parameters(), strict=True):
         assert one.grad.dtype is torch.float32
         assert error(one.grad, other.grad) < 0.02
+
+
+@pytest.mark.parametrize("route", ["sparse", "hot"])
+def test_a_backward_inside_of_autocast_is_the_same(route: str) -> None:
+    x, found = torch.randn(9, HIDDEN), []
+    for inside in (False, True):
+        ffn = module(route)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(ffn(x))
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss.backward()
+        found.append([parameter.grad for parameter in ffn.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("route", ["sparse", "hot"])
