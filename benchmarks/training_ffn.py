@@ -19,6 +19,7 @@ from onekernel.ops.training_route import TrainingCosts
 def ffn_rows(scale: Scale, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
     """Yield a row for every share of nonzeros, skewed."""
     for fraction in scale.fractions:
+        torch.compiler.reset()  # a way of its own for every pattern would reach the limit of recompilations
         layer = Layer.of(skew(fraction, 0, scale.tokens, scale.inner), scale.hidden, scale.device)
         yield {"kind": "ffn_step", "pattern": "skew", **compare(scale, layer, counter)}
 

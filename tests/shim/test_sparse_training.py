@@ -14,7 +14,7 @@ from onekernel.device.spec import KernelSpec
 from onekernel.errors import ConfigError, DeviceError
 from onekernel.kernels.sparse_training import TrainingKernels, TrainingShape
 from onekernel.ops import training_formulas as formulas
-from onekernel.ops import training_gpu
+from onekernel.ops import training_gpu, training_hot
 from onekernel.ops.training_formulas import Gradients, Weights
 from onekernel.ops.training_gpu import Cold, backward_with, forward_with
 
@@ -189,6 +189,32 @@ def test_it_adds_to_what_hot_neurons_gave(device) -> None:
     hot = torch.tensor([0, 33, 63])
     cold = forward_with(kernels, case.x, case.weights, hot, base.clone())
     assert torch.equal(formulas.unpack_bits(cold.masks, 64), case.active.index_fill(1, hot, False))
+
+
+def test_hot_and_cold_neurons_together(shim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the hot ones in bf16 with PyTorch, in turns, the others by the kernels on top."""
+    monkeypatch.setattr(formulas, "sum_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(training_hot, "TURN_TOKENS", 3)
+    case, hot = USUAL["usual"], torch.tensor([1, 40, 69])
+    kernels, weights, active = case.kernels(shim), case.weights.pick(hot), case.active.index_fill(1, hot, False)
+    dense = training_hot.hot_forward(case.x, weights, case.square)
+    assert dense.out.dtype is torch.bfloat16
+    cold = forward_with(kernels, case.x, case.weights, hot, dense.out)
+    grads = training_hot.hot_backward(case.grad_out, case.l1, case.x, weights, dense.first, dense.up, case.square)
+    assert grads.x.dtype is torch.bfloat16
+    masks = formulas.pack_bits(active)
+    found = backward_with(kernels, case.grad_out, case.l1, case.x, case.weights, masks, grads.x)
+    monkeypatch.undo()
+    out, total = case.want()
+    assert torch.equal(cold.masks, masks)
+    assert error(cold.out, out) < 2 * ROUNDED
+    assert error(cold.total + dense.total, total) < ROUNDED
+    want = case.want_gradients()
+    assert error(found.x, want.x) < 2 * ROUNDED
+    for whole, part, wanted in zip(found[1:], grads[1:], want[1:], strict=True):
+        assert part.dtype is torch.float32
+        assert not whole[hot].any()
+        assert error(whole.index_copy(0, hot, part), wanted) < 2 * ROUNDED
 
 
 def test_turns_give_the_same_bits(device, monkeypatch: pytest.MonkeyPatch) -> None:
