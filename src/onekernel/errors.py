@@ -80,6 +80,10 @@ class NumericError(OnekernelError):
     """The model produced non-finite logits, so no token can be chosen."""
 
 
+class TrainingError(OnekernelError):
+    """A training run cannot start or go on: its text, its checkpoint or its disk; what was written before is whole."""
+
+
 class CompileError(OnekernelError):
     """A kernel did not compile; carries the first compiler error, the options and the kept source's folder."""
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from onekernel import __version__
-from onekernel.cli import bench, chat, convert, env, generate, info, perplexity, plan, serve, trace
+from onekernel.cli import bench, chat, convert, env, generate, info, perplexity, plan, serve, sparsify, trace, train
 from onekernel.cli.console import Console
 from onekernel.cli.lifetime import end_in_order
 from onekernel.cli.parser import CommandParser, Help
@@ -34,6 +34,8 @@ COMMANDS: dict[str, ModuleType] = {
     "perplexity": perplexity,
     "info": info,
     "convert": convert,
+    "train": train,
+    "sparsify": sparsify,
     "plan": plan,
     "trace": trace,
     "env": env,

@@ -11,6 +11,7 @@ from onekernel.kernels.prefill import specs as prefill
 from onekernel.kernels.prefill.variants import VARIANTS
 from onekernel.kernels.ring import RingShape
 from onekernel.kernels.sparse_ffn import SparseShape
+from onekernel.kernels.sparse_training import TrainingShape
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS
 from onekernel.kernels.ternary.product import ProductShape
 from onekernel.kernels.ternary.quantise import QuantiseShape
@@ -59,6 +60,7 @@ SELFCHECK = KernelSpec(
 LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
 QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
 SPARSE = SparseShape()
+TRAINING = TrainingShape(2048)
 
 KERNELS: dict[str, Registered] = {
     "selfcheck": Registered(SELFCHECK),
@@ -78,6 +80,15 @@ KERNELS: dict[str, Registered] = {
     "sparse_down_8": Registered(SPARSE.down(8), AMPERE_AND_UP),
     "sparse_gather": Registered(SPARSE.gather(), AMPERE_AND_UP),
     "sparse_gated": Registered(SPARSE.product(), AMPERE_AND_UP),
+    "sparse_train_masks": Registered(TRAINING.masks(), OPERATORS),
+    "sparse_train_transpose": Registered(TRAINING.transpose(), OPERATORS),
+    "sparse_train_forward": Registered(TRAINING.forward(4), OPERATORS),
+    "sparse_train_tokens": Registered(TRAINING.backward_tokens(4), AMPERE_AND_UP),
+    "sparse_train_tokens_2": Registered(TRAINING.backward_tokens(2), OPERATORS),
+    "sparse_train_weights": Registered(TRAINING.weight_gradients(4), OPERATORS),
+    "sparse_train_weights_float": Registered(
+        replace(TRAINING, hidden=8192, float_gradients=True).weight_gradients(2), HOPPER_AND_UP
+    ),
     "prefill_embed": Registered(prefill.EMBED, AMPERE_AND_UP),
     "prefill_norm": Registered(prefill.NORM, AMPERE_AND_UP),
     "prefill_append": Registered(prefill.append(128, qk_norm=True), AMPERE_AND_UP),

@@ -31,6 +31,8 @@ from onekernel.kernels.sparse_ffn import (
     SparseShape,
 )
 from onekernel.ops.sparse_route import Route
+from onekernel.ops.sparse_training import train_ffn
+from onekernel.ops.training_route import TrainingRoute
 from onekernel.weights.neuron_rows import DownProjection
 from onekernel.weights.twell import TILE_COLUMNS, Twell, TwellStatistics, gated_product
 
@@ -49,7 +51,7 @@ def sparse_ffn(
 
     gate, up: (intermediate, hidden), as in nn.Linear. `route` says how (None: densely, as nothing was measured; a
     `SparseFFN` measures). totals: (4,) int32 on x's device, to which the sparse kernels add what they did (see
-    `kernels.sparse_ffn`). Where a gradient is wanted PyTorch's own operators run. Raises ConfigError for a down
+    `kernels.sparse_ffn`). Where a gradient is wanted `sparse_training.train_ffn` runs. Raises ConfigError for a down
     projection of unknown layout, shapes or dtypes that do not fit, and routes that cannot be taken.
     """
     _check(x, gate, up, down, activation)
@@ -73,7 +75,7 @@ def run(
     """Return the feed-forward of (tokens, hidden), unchecked; `measured` as in the operator."""
     needs_grad = (tensor is not None and tensor.requires_grad for tensor in (x, gate, up, down_rows))
     if torch.is_grad_enabled() and any(needs_grad):
-        return _differentiable(x, gate, up, down_rows, activation)
+        return _differentiable(x, gate, up, down_rows, activation, route)
     out: torch.Tensor = _sparse_ffn(
         x, gate, up, down_rows, totals, measured, activation, route.name, route.hot, route.capacity
     )
@@ -208,12 +210,17 @@ def on_cpu(
 
 
 def _differentiable(
-    x: torch.Tensor, gate: torch.Tensor | None, up: torch.Tensor, down_rows: torch.Tensor, activation: Activation
+    x: torch.Tensor,
+    gate: torch.Tensor | None,
+    up: torch.Tensor,
+    down_rows: torch.Tensor,
+    activation: Activation,
+    route: Route,
 ) -> torch.Tensor:
-    inner = F.relu(F.linear(x, up if gate is None else gate))
-    if activation == "relu2":
-        inner = inner.square()
-    return (inner if gate is None else inner * F.linear(x, up)) @ down_rows
+    way = TrainingRoute()
+    if route.name != "dense":
+        way = TrainingRoute("sparse", torch.arange(route.hot, device=x.device) if route.hot else None)
+    return train_ffn(x, gate, up, down_rows.t(), activation=activation, route=way).out
 
 
 def _check_activation(activation: str) -> None:

@@ -50,6 +50,10 @@ USAGE_ERRORS = [
     ["perplexity", "model"],
     ["perplexity", "model", "--file", "/no/such/file"],
     ["info"],
+    ["train"],
+    ["train", "/no/such/run.toml"],
+    ["sparsify", "model", "folder"],
+    ["sparsify", "model", "folder", "--text", "x", "--steps", "0"],
 ]
 
 

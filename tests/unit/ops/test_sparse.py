@@ -105,10 +105,12 @@ def test_float32_goes_densely_and_is_exact() -> None:
         sparse_ffn(x, gate, up, projection, route=Route("sliced"))
 
 
-def test_gradients_are_those_of_the_dense_formula() -> None:
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_gradients_are_those_of_the_dense_formula(route: Route) -> None:
     gate, up, down = (tensor.float().requires_grad_() for tensor in weights(64, 160))
     x = inputs(5, 64).float().requires_grad_()
-    sparse_ffn(x, gate, up, DownProjection.from_linear(down), activation="relu2").square().sum().backward()
+    projection = DownProjection.from_linear(down)
+    sparse_ffn(x, gate, up, projection, activation="relu2", route=route).square().sum().backward()
     got = [tensor.grad for tensor in (x, gate, up, down)]
     for tensor in (x, gate, up, down):
         tensor.grad = None

@@ -11,13 +11,6 @@
 
 constexpr u32 GATHER_THREADS = GATHER_WARPS * WARP, GATHER_CHUNK = GATHER_THREADS * 8;
 
-__device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
-  float sum = bf16_low(a.x) * bf16_low(b.x) + bf16_high(a.x) * bf16_high(b.x);
-  sum += bf16_low(a.y) * bf16_low(b.y) + bf16_high(a.y) * bf16_high(b.y);
-  sum += bf16_low(a.z) * bf16_low(b.z) + bf16_high(a.z) * bf16_high(b.z);
-  return sum + (bf16_low(a.w) * bf16_low(b.w) + bf16_high(a.w) * bf16_high(b.w));
-}
-
 // What the CTA works with: shared memory of 6 * hidden + 8 * GATHER_CHUNK + 8 * GATHER_WARPS bytes, and the matrices.
 struct Gather {
   const uint4* x;     // (tokens, hidden) bf16

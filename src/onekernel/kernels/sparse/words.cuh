@@ -30,6 +30,14 @@ __device__ __forceinline__ u32 half_of(uint4 v, u32 i) {
   return i % 2 ? word >> 16 : word & 0xffffu;
 }
 
+// Eight products of two vectors, added up in pairs.
+__device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
+  float sum = bf16_low(a.x) * bf16_low(b.x) + bf16_high(a.x) * bf16_high(b.x);
+  sum += bf16_low(a.y) * bf16_low(b.y) + bf16_high(a.y) * bf16_high(b.y);
+  sum += bf16_low(a.z) * bf16_low(b.z) + bf16_high(a.z) * bf16_high(b.z);
+  return sum + (bf16_low(a.w) * bf16_low(b.w) + bf16_high(a.w) * bf16_high(b.w));
+}
+
 __device__ __forceinline__ u32 kept_mask(const uint4& v) {
   u32 mask = 0;
 #pragma unroll

@@ -1,0 +1,68 @@
+"""A TOML file -> a typed structure, strictly: an unknown key or a wrong type is an error that says where and what."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from onekernel.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    """Return the file as a `kind`. Raises ConfigError naming the file, the key, what was found and what it must be."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}; name a TOML file") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return convert(values, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def convert(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Return nested mappings as a `kind`; see `read_toml` for errors."""
+    _refuse_unknown(values, kind, "")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_sentence(str(error), values)) from None
+
+
+def _refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        if key not in fields:
+            known = ", ".join(fields)
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.6)
+            advice = f"did you mean {where}{near[0]}?" if near else f"known here: {known}"
+            raise ConfigError(f"there is no key {where}{key}; {advice}")
+        inner = fields[key]
+        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            _refuse_unknown(value, inner, f"{where}{key}.")
+
+
+def _sentence(message: str, values: Mapping[str, Any]) -> str:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.run.steps`" into a sentence with the value found there."""
+    what, _, place = message.partition(" - at `$")
+    path = place.rstrip("`").lstrip(".")
+    if missing := re.search(r"missing required field `(\w+)`", what):
+        return f"{f'{path}.' if path else ''}{missing[1]} is missing; it has no default"
+    found: Any = values
+    for name, index in re.findall(r"(\w+)|\[(\d+|\.\.\.)\]", path):
+        if name and isinstance(found, Mapping):
+            found = found.get(name)
+        elif index.isdigit() and isinstance(found, list):
+            found = found[int(index)]
+    expected = what[:1].lower() + what[1:].partition(", got")[0]
+    return f"{path} is {found!r}; {expected.replace('`', '')}"
