@@ -186,7 +186,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   shared.partial_at = shared.x_at + SEQUENCES * header->max_inputs * 2;
   const u32 sums = max(MK_WARPS * SEQUENCES * header->max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
   shared.residual_at = shared.partial_at + round_up(sums, 4) * 4;
-  if (TERNARY) shared.quantised_at = shared.residual_at + SEQUENCES * header->max_hidden_rows * 4;
   if (threadIdx.x == 0) {
     ring.init();
     shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = shared.words()[WORD_STOPPED] = 0;

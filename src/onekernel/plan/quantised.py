@@ -22,14 +22,15 @@ _INT8_COLUMNS = 32
 _LEAST = np.float32(1e-5)
 _FINE = np.float32(254)
 
-Ints = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+"""Whole numbers: products and sums of them are exact, and faster than of integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
     """The rows of one task: weights, and scales (rows, groups), one for each run of `group` columns."""
 
-    weights: Ints
+    weights: F64
     scales: F32
     fine: bool
     """Whether the inputs are two int8 values each."""
@@ -55,7 +56,7 @@ class QuantisedRows:
         name = "qkv" if int8 else Kind(task["kind"]).name.lower()
         start = header[f"{name}_scales"] + layer * header["layer_scales"] + task["first"] * QUANTISED_ROWS * of_row
         scales = machine.floats(start, rows * of_row).reshape(tiles, of_row, QUANTISED_ROWS)
-        return cls(weights.numpy().astype(np.int64), scales.transpose(0, 2, 1).reshape(rows, of_row), int8)
+        return cls(weights.numpy().astype(np.float64), scales.transpose(0, 2, 1).reshape(rows, of_row), int8)
 
     def times(self, y: F32) -> F32:
         """Return the product with the inputs, which are made int8 first."""
@@ -91,9 +92,9 @@ def normed(machine: Machine, task: dict[str, int], x: F32) -> F32:
     return normalised
 
 
-def _int8(values: F32) -> Ints:
+def _int8(values: F32) -> F64:
     """Round half to even; NaN, which the scale says as well, becomes 0."""
-    whole: Ints = np.clip(np.nan_to_num(np.rint(values), nan=0.0), -128, 127).astype(np.int64)
+    whole: F64 = np.clip(np.nan_to_num(np.rint(values), nan=0.0), -128, 127).astype(np.float64)
     return whole
 
 

@@ -68,7 +68,6 @@ struct Shared {
                        WORDS = SUMS + round_up(SEQUENCES * MK_WARPS, 4) * 4,
                        TASKS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4;
   u32 x_at, partial_at, residual_at;
-  u32 quantised_at;  // tile/quantised.cuh; used only where TERNARY
 
   template <class T>
   static __device__ __forceinline__ T* at(u32 offset) {

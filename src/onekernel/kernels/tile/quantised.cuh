@@ -20,12 +20,13 @@ constexpr float LEAST = 1e-5f;  // of the largest absolute input: as the models 
 constexpr float FINE = 254.0f;  // steps of a fine value in one coarse: half a step either way fits an int8
 constexpr u32 GROUPS = SCALE_GROUP == 0 ? 1 : 128 / (SCALE_GROUP + (SCALE_GROUP == 0));  // scales of a unit's row
 
-// What quantised products keep in shared memory; onekernel/plan/shared.py lays it out the same way.
+// What quantised products keep in shared memory, behind the residual; onekernel/plan/shared.py lays it out the same way.
+// Where it begins is computed anew at each use: 96 registers a thread have no room for it.
 struct Quantised {
   static constexpr u32 LARGEST = MK_WARPS * 8, TOTALS = LARGEST + MK_WARPS * 4, Y = TOTALS + MK_WARPS * 4;
   u32 at, inputs;
 
-  __device__ __forceinline__ explicit Quantised(const Machine& m) : at(m.shared.quantised_at), inputs(m.header.max_inputs) {}
+  __device__ __forceinline__ explicit Quantised(const Machine& m) : at(m.shared.residual_at + m.header.max_hidden_rows * 4), inputs(m.header.max_inputs) {}
 
   __device__ __forceinline__ double* squares() const { return Shared::at<double>(at); }            // (MK_WARPS)
   __device__ __forceinline__ float* largest() const { return Shared::at<float>(at + LARGEST); }    // (MK_WARPS)
@@ -51,7 +52,7 @@ __device__ __forceinline__ T warp_sum(T value) {
 // After a meeting: what the inputs were multiplied with to become int8.
 __device__ __forceinline__ float inverse_of(const Quantised& own) {
   float most = LEAST;
-#pragma unroll
+#pragma unroll 4
   for (u32 w = 0; w < MK_WARPS; w++) most = larger(most, own.largest()[w]);
   return __fmul_rn(divide_ordinary(1.0f, most), 127.0f);  // in this order: so PyTorch divides a number by a tensor
 }
@@ -59,7 +60,7 @@ __device__ __forceinline__ float inverse_of(const Quantised& own) {
 // After a meeting: 1 / root mean square of `count` inputs.
 __device__ __forceinline__ float root_of(const Quantised& own, u32 count, float eps) {
   double sum = 0;
-#pragma unroll
+#pragma unroll 4
   for (u32 w = 0; w < MK_WARPS; w++) sum += own.squares()[w];
   return divide_ordinary(1.0f, root_ordinary(mean_of(sum, count) + eps));
 }
@@ -85,7 +86,7 @@ __device__ __forceinline__ i32 fine_of(float scaled, i32 coarse) {
 // is the head; also their sums, and what inverse_of needs. All consumers call it; no meeting follows its last stores.
 // A thread keeps to its own fours of values until they are int8, so all that it waits for the others for is two sums.
 __device__ __forceinline__ bool take_quantised(const Machine& m, const Task& task, u32 columns) {
-  constexpr u32 UNROLL = 4;
+  constexpr u32 UNROLL = 2;  // four would spill
   const Quantised own(m);
   const u32 fours = task.inputs / 4;
   uint2* taken = reinterpret_cast<uint2*>(m.shared.x());  // (fours): bf16, until all have read their own
@@ -317,7 +318,7 @@ __device__ __forceinline__ float2 quantised_pair(const Machine& m, const Rows& r
                         static_cast<float>(sum[1]) + divide_ordinary(static_cast<float>(rest[1]), FINE));
   } else {
     i32 offset = 0;
-#pragma unroll
+#pragma unroll 4
     for (u32 w = 0; w < MK_WARPS; w++) offset += own.totals()[w];
     value = make_float2(static_cast<float>(sum[0] - offset), static_cast<float>(sum[1] - offset));
   }
