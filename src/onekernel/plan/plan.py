@@ -157,6 +157,8 @@ def make_plan(
             "the model's embedding and head are ternary and the megakernel reads those in bf16 or the head as int8; "
             "the reference backend runs such models, on a GPU through operators"
         )
+    if config.ternary is None and config.sub_norms:
+        raise ConfigError("the model has sub-norms and dense weights; the megakernel knows those of ternary models only")
     if config.ternary is not None and limits.sequences > 1:
         raise ConfigError(f"{limits.sequences} sequences of a ternary model; the megakernel makes one at a time")
     if config.head_dim % 4:
