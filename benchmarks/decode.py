@@ -33,11 +33,13 @@ from onekernel.engine.megakernel_load import assemble, plan_megakernel, warm_up
 from onekernel.engine.memory import pages_for, plan_memory
 from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.engine.stream import AnswerStream
+from onekernel.engine.ternary import place_on, place_packed_on
 from onekernel.measure.bench import random_ids
 from onekernel.measure.results import git_commit, spread, write_results
 from onekernel.models.load import load_packed, load_weights
 from onekernel.models.model import Model
 from onekernel.models.registry import model_config
+from onekernel.models.ternary import load_packed_ternary, load_ternary
 from onekernel.text.tokenizer import Tokenizer
 from onekernel.weights.checkpoint import Checkpoint
 from onekernel.weights.open import open_checkpoint
@@ -88,15 +90,20 @@ def our_engine(
     backend: MegakernelBackend | ReferenceBackend
     if planned.plan is not None:
         plan = with_pages(planned.plan, pages)
-        packed = load_packed(checkpoint, config, plan.layout, device=device, progress=quiet)
+        if config.ternary is None:
+            packed = load_packed(checkpoint, config, plan.layout, device=device, progress=quiet)
+        else:
+            place = place_packed_on(device)
+            packed = load_packed_ternary(checkpoint, config, plan.layout, device=device, progress=quiet, place=place)
         megakernel = assemble(plan, packed, device, print)
         backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache)
         warm_up(backend)
     else:
         print(f"the reference, because {planned.reason}", flush=True)
-        model = Model(config, load_weights(checkpoint, config, dtype=torch.bfloat16, device=device, progress=quiet))
+        load = load_weights if config.ternary is None else partial(load_ternary, place=place_on(device))
+        weights = load(checkpoint, config, dtype=torch.bfloat16, device=device, progress=quiet)
         backend = ReferenceBackend(
-            model,
+            Model(config, weights),
             max_context=context,
             num_pages=pages,
             vocab_limit=config.vocab_size,

@@ -8,7 +8,8 @@ takes), in a CUDA graph of at least 64 launches that do not overlap, on copies o
 L2 several times. prefill with a `shape`: the same for many tokens. prefill with a `model`: all layers of a prompt, ours
 from packed weights in a CUDA graph (`us`) and called one by one (`eager_us`), the reference eager PyTorch with
 scaled_dot_product_attention. `reference_us` is bf16 cuBLAS, or that model, taking turns with ours in the same process.
-`gpu_mb` are our weights, `reference_gpu_mb` the other's. Every product is compared with exact integers first.
+`gpu_mb` are our weights, `reference_gpu_mb` the other's. Every product is compared with exact integers first. Rows of
+whole models in the megakernel, decode and memory, come from benchmarks/ternary_decode.py and stay in the file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from onekernel.device.spec import KernelSpec
 from onekernel.kernels.machine import READ_ALL, READ_THREADS
 from onekernel.kernels.ternary.prefill import CANDIDATES, PrefillShape
 from onekernel.kernels.ternary.product import UNIT_BYTES, ProductShape, variants
-from onekernel.measure.results import spread, write_results
+from onekernel.measure.results import rows_of_kinds, spread, write_results
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
@@ -376,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="what to record as the commit")
     parser.add_argument("--out", type=Path, default=Path("results/ternary.json"))
     options = parser.parse_args(arguments)
-    begun, rows = time.monotonic(), []
+    begun, rows = time.monotonic(), rows_of_kinds(options.out, ("decode", "memory"))
     machine, sizes = (on_shim(), SHIM) if options.shim else (on_gpu(), GPU)
     launcher = TernaryLauncher(machine.load, machine.sms)
     torch.manual_seed(0)

@@ -22,12 +22,13 @@ from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.megakernel_load import Planned, assemble, plan_megakernel, prefill_kernels, warm_up
 from onekernel.engine.memory import check_memory, format_bytes, free_memory, plan_memory
 from onekernel.engine.reference_backend import ReferenceBackend
-from onekernel.engine.ternary import place_on
+from onekernel.engine.ternary import place_on, place_packed_on
 from onekernel.errors import ConfigError
 from onekernel.models.load import load_packed, load_weights
 from onekernel.models.model import Model, Weights
+from onekernel.models.packed import PackedModel
 from onekernel.models.registry import model_config
-from onekernel.models.ternary import load_ternary
+from onekernel.models.ternary import load_packed_ternary, load_ternary
 from onekernel.plan.plan import Plan
 from onekernel.text.tokenizer import Tokenizer
 from onekernel.weights.checkpoint import Checkpoint, CheckpointSettings
@@ -185,7 +186,7 @@ def _megakernel_backend(
     checkpoint: Checkpoint, plan: Plan, device: str, memory: MemoryReport, clock: _Clock, *, prefix_cache: bool
 ) -> Backend:
     with clock.step("weights"):
-        packed = load_packed(checkpoint, plan.config, plan.layout, device=device, progress=clock.tensors)
+        packed = _packed_weights(checkpoint, plan, device, clock)
         checkpoint.close()
     with clock.step("kernel"):
         megakernel = assemble(plan, packed, device, clock.listener.note)
@@ -194,6 +195,14 @@ def _megakernel_backend(
         backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache, prefill=prefill)
         warm_up(backend)
     return backend
+
+
+def _packed_weights(checkpoint: Checkpoint, plan: Plan, device: str, clock: _Clock) -> PackedModel:
+    config, layout = plan.config, plan.layout
+    if config.ternary is None:
+        return load_packed(checkpoint, config, layout, device=device, progress=clock.tensors)
+    place = place_packed_on(device)
+    return load_packed_ternary(checkpoint, config, layout, device=device, progress=clock.tensors, place=place)
 
 
 def _reference_weights(

@@ -14,6 +14,7 @@ from onekernel.engine.packed_prefill import PackedPrefill
 from onekernel.engine.paged_backend import PagedBackend, PagedSequence, own_sequence
 from onekernel.engine.request import CancelToken
 from onekernel.engine.running_launch import Patience, RunningLaunch
+from onekernel.engine.ternary import operators_for
 from onekernel.errors import ConfigError, NumericError, OnekernelError
 from onekernel.models.model import Model
 from onekernel.models.packed_weights import PackedWeights
@@ -24,7 +25,7 @@ class MegakernelBackend(PagedBackend):
     """An answer is one launch, however its tokens are chosen.
 
     `launch_tokens`: most tokens of a launch; a longer answer goes on in the next one. `prefill`: the kernels that do
-    it; None: the model's phases, on weights unpacked one layer at a time.
+    it; None: the model's phases, on dense weights unpacked one layer at a time, on ternary ones as they lie.
     """
 
     name = "megakernel"
@@ -40,7 +41,7 @@ class MegakernelBackend(PagedBackend):
         prefill: PackedPrefill | None = None,
     ) -> None:
         packed, limits = megakernel.packed, megakernel.plan.limits
-        model = Model(packed.config, PackedWeights(packed))
+        model = Model(packed.config, PackedWeights(packed, operators_for(packed)))
         super().__init__(
             model,
             megakernel.cache,

@@ -12,6 +12,10 @@ from onekernel.errors import MemoryLimitError
 from onekernel.models.packed_weights import scratch_bytes
 from onekernel.models.sizes import weight_bytes
 from onekernel.plan.plan import Plan
+from onekernel.weights.arena import LAYER_MATRICES
+
+_PACKING = 7
+"""Copies of a ternary matrix, a byte a code, that are there at once while it is packed."""
 
 
 def pages_for(tokens: int) -> int:
@@ -46,9 +50,18 @@ def plan_memory(
         return MemoryReport(weight_bytes(config, element, device), kv_bytes, workspace)
     layout, layer = plan.layout, scratch_bytes(plan.layout)
     constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
-    padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size
-    in_flight = max(2 * layer, (1 + padded) * layout.head.total_bytes)  # a tensor, and once more if it is rearranged
-    prefill = max(workspace + layer, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+    if config.ternary is None:
+        padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size
+        in_flight = max(
+            2 * layer, (1 + padded) * layout.head.total_bytes
+        )  # a tensor, and once more if it is rearranged
+        prefill = max(workspace + layer, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+    else:
+        codes = [layout.matrices[kind, 0].rows * layout.matrices[kind, 0].columns for kind in LAYER_MATRICES]
+        in_flight = sum(codes) + _PACKING * max(codes)
+        if layout.head.form == "int8":
+            in_flight = max(in_flight, 3 * layout.head.total_bytes)
+        prefill = workspace
     decode = 8 * plan.exchange_words + plan.choice_bytes
     workspace = max(prefill + decode, in_flight - kv_bytes)  # loaded before there is a cache
     return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)

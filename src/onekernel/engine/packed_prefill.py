@@ -37,6 +37,8 @@ def usable_variants(shared_bytes: int) -> tuple[Variant, ...]:
 
 def why_not(config: ModelConfig, shared_bytes: int) -> str | None:
     """Return why these kernels cannot run a model on a device with this much shared memory a CTA, or None."""
+    if config.ternary is not None:
+        return "the weights are ternary; the kernels take bf16"
     needed = specs.attention_shared_bytes(config.head_dim)
     if config.head_dim % 4:
         return f"head_dim is {config.head_dim}; the kernels take heads in fours"

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from onekernel.models.packed import PackedModel
+from onekernel.models.packed_weights import PlacePacked, by_reference
 from onekernel.models.ternary import Place
 from onekernel.ops.ternary import load_kernels, quantize_activation, ternary_linear
 from onekernel.phases.ternary import TernaryReference
+from onekernel.weights.arena import LAYER_MATRICES
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import STRIP_ROWS, PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
@@ -50,6 +53,20 @@ class OperatorMatrix:
         )
         first = torch.arange(count, device=token_ids.device) * STRIP_ROWS
         return part.unpack().dequantised()[first + token_ids % STRIP_ROWS]
+
+
+def operators_for(packed: PackedModel) -> PlacePacked:
+    """Return what multiplies by a packed model's ternary matrices; on a GPU every kernel it may need is loaded now."""
+    place = place_packed_on(str(packed.arena.device))
+    if place is OperatorMatrix and packed.config.ternary is not None:
+        for kind in LAYER_MATRICES:
+            load_kernels(packed.ternary(kind))
+    return place
+
+
+def place_packed_on(device: str) -> PlacePacked:
+    """Return what multiplies by packed matrices that lie on a device."""
+    return OperatorMatrix if device.startswith("cuda") else by_reference
 
 
 def place_on(device: str) -> Place:

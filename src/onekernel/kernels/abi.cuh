@@ -16,6 +16,8 @@ enum class Kind : u32 {
 };
 
 constexpr u32 FLAG_ROWS_4 = 1u;
+constexpr u32 FLAG_TERNARY = 2u;
+constexpr u32 FLAG_INT8 = 4u;
 constexpr u32 CHOOSE_GREEDY = 0u;
 constexpr u32 CHOOSE_SCORED = 1u;
 constexpr u32 CHOOSE_ROUNDS = 2u;
@@ -96,8 +98,14 @@ struct Header {
   u32 max_rows;  // most rows of one CTA in one phase but the head: partial sums in shared memory
   u32 head_dim;  // head_dim, which is compiled in too
   u32 max_hidden_rows;  // most hidden rows of one CTA: the residual in shared memory
+  u32 inner;  // intermediate_size
+  u32 qkv_scales;  // constants, quantised weights only: scales of row 0 of qkv in layer 0
+  u32 out_scales;  // constants: the same of out
+  u32 gate_up_scales;  // constants: the same of gate_up
+  u32 down_scales;  // constants: the same of down
+  u32 layer_scales;  // floats from a layer's scales to those of the next, or of a head of int8
 };
-static_assert(sizeof(Header) == 144);
+static_assert(sizeof(Header) == 168);
 
 // How the tokens of one sequence are chosen, for one launch.
 struct Sampling {

@@ -60,7 +60,7 @@ struct Loader {
 
   __device__ __forceinline__ bool product(const Task& task) {
     const u8* source = launch.weights + task.weights;
-    const u64 bytes = static_cast<u64>(task.count) * task.k_units * UNIT_BYTES;
+    const u64 bytes = static_cast<u64>(task.count) * task.k_units * unit_bytes(task.flags);
     // In short phases fewer bytes on their way: more would delay the values that everybody waits for.
     producer.window = bytes > launch.long_phase * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
     for (u64 done = 0; done < bytes; done += STAGE_BYTES)
@@ -120,14 +120,24 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
-  bool ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
-    if (kind == Kind::HEAD) return head_rows(m, task, rows);
-    for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) {
-      if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
-      if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
-      if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+  const auto give = [&](const Rows& rows, u32 sequence, u32 row, float2 value) {
+    if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
+    if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
+    if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+  };
+  bool ok = true;
+  if (task.count == 0) {
+  } else if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
+    ok = quantised_product(m, task, [&](const Rows& rows) {
+      if (HEAD_INT8 && kind == Kind::HEAD) return head_rows(m, task, rows);
+      for_quantised_pairs(m, task, rows, [&](u32 row, float2 value) { give(rows, 0, row, value); });
     });
-  });
+  } else {
+    ok = product(m, task, [&](const Rows& rows) {
+      if (TERNARY || kind == Kind::HEAD) return head_rows(m, task, rows);
+      for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) { give(rows, sequence, row, value); });
+    });
+  }
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
     if (m.launch.choosing.mode == CHOOSE_GREEDY)

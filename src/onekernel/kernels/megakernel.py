@@ -33,6 +33,10 @@ class MegakernelShape:
     sequences: int
     warps: int
     stages: int
+    ternary: bool = False
+    scale_group: int = 0
+    """Columns that share a scale, 64 or 128; 0: all."""
+    head_int8: bool = False
     traced: bool = False
     """Whether the kernel writes down where a token's time goes."""
 
@@ -40,7 +44,19 @@ class MegakernelShape:
     def of(cls, config: ModelConfig, *, sequences: int, warps: int, stages: int) -> MegakernelShape:
         """Return the shape for a model."""
         group = config.num_attention_heads // config.num_key_value_heads
-        return cls(config.head_dim, group, config.hidden_act, config.qk_norm, sequences, warps, stages)
+        ternary = config.ternary
+        return cls(
+            config.head_dim,
+            group,
+            config.hidden_act,
+            config.qk_norm,
+            sequences,
+            warps,
+            stages,
+            ternary is not None,
+            ternary.group or 0 if ternary is not None else 0,
+            ternary is not None and ternary.head == "int8",
+        )
 
     @property
     def threads(self) -> int:
@@ -60,6 +76,9 @@ class MegakernelShape:
                 "MK_SEQUENCES": self.sequences,
                 "MK_WARPS": self.warps,
                 "MK_STAGES": self.stages,
+                "MK_TERNARY": int(self.ternary),
+                "MK_SCALE_GROUP": self.scale_group,
+                "MK_HEAD_INT8": int(self.head_int8),
                 "MK_TRACE": int(self.traced),
             },
             arch=arch,

@@ -21,6 +21,14 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
     return {"median": median(samples), "p10": tenths[0], "p90": tenths[-1], "repeats": len(samples)}
 
 
+def rows_of_kinds(path: Path, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a result file, if there is one, whose `kind` is one of these: what another run keeps."""
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return [row for row in rows if row.get("kind") in kinds]
+
+
 def git_commit() -> str:
     """Return the commit of the working tree, with '-dirty' if tracked files differ, or 'unknown' outside git."""
     try:

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from onekernel.config import ModelConfig
-from onekernel.models.model import LayerWeights, ModelWeights
+from onekernel.models.model import LayerWeights, Weights
 from onekernel.phases.attention.rope import rope_table
 from onekernel.phases.linear import Weight
-from onekernel.weights.arena import MatrixKind, MatrixPlace, WeightLayout, round_up
+from onekernel.phases.ternary import Int8Rows, TernaryReference
+from onekernel.weights.arena import QUANTISED_ROWS, MatrixKind, MatrixPlace, WeightLayout, round_up, scales_of_row
 from onekernel.weights.dense import PackedDense
+from onekernel.weights.ternary.int8_rows import pack_rows, unpack_rows
+from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.tensor_core import TensorCoreTiles
+
+_PART_TILES = 1024
+"""Row tiles of the head that are packed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,37 @@ class PackedModel:
             # Eight values as one element of 16 bytes: an eighth of the addresses to compute.
             rows.view(torch.complex128).copy_(part.view(torch.complex128))
         return matrix[: place.rows, : place.columns]
+
+    def ternary(self, kind: MatrixKind, layer: int = 0) -> TensorCoreTiles:
+        """Return one ternary matrix as its operators take it, a view of both arenas: decode and prefill share a copy.
+
+        gate_up's rows come in eights, of gate and of up in turn, with its padding.
+        """
+        place, config = self.layout.matrices[kind, layer], self.config
+        group = None if config.ternary is None else config.ternary.group
+        codes = self.arena[place.offset_bytes : place.offset_bytes + place.total_bytes].view(place.row_tiles, -1)
+        rows: tuple[int, ...] = (place.rows,)
+        if kind == "qkv":
+            rows = (config.q_size, config.kv_size, config.kv_size)
+        if kind == "gate_up":
+            rows = (QUANTISED_ROWS // 2,) * (2 * place.row_tiles)
+        scales = self.scales(kind, layer)
+        if group is not None:
+            return TensorCoreTiles(
+                codes, scales.view(place.row_tiles, -1, QUANTISED_ROWS), (sum(rows), place.columns), (), group
+            )
+        return TensorCoreTiles(codes, scales, (sum(rows), place.columns), rows, None)
+
+    def scales(self, kind: MatrixKind, layer: int) -> torch.Tensor:
+        """Return a quantised matrix's scales, a flat view of the constants; see `ConstantsLayout`."""
+        place, start = self.layout.matrices[kind, layer], self.layout.constants.scales[kind, layer]
+        return self.constants[start : start + place.padded_rows * scales_of_row(self.config, place)]
+
+    def int8_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a copy of an int8 head: values (vocab_size, hidden_size) and scales (vocab_size,)."""
+        place = self.layout.head
+        tiles = self.arena[place.offset_bytes : place.offset_bytes + place.total_bytes]
+        return unpack_rows(tiles, place.rows, place.columns), self.scales("head", 0)[: place.rows]
 
     def bias(self, kind: MatrixKind, layer: int) -> torch.Tensor | None:
         """Return a matrix's bias, float32 (rows), in the order of the rows of `matrix`; None if it has none."""
@@ -102,14 +140,16 @@ def allocate(config: ModelConfig, layout: WeightLayout, device: torch.device | s
     return packed
 
 
-def pack(model: ModelWeights, config: ModelConfig, layout: WeightLayout) -> PackedModel:
+def pack(model: Weights, config: ModelConfig, layout: WeightLayout) -> PackedModel:
     """Pack a model's weights on their device, rounded to bf16. At most one matrix exists twice at a time."""
-    packed = allocate(config, layout, model.embedding.device)
+    packed = allocate(config, layout, model.final_norm.device)
     for layer, weights in enumerate(model.layers):
         pack_layer(packed, layer, weights)
+    if not isinstance(model.embedding, torch.Tensor):
+        raise TypeError(f"only a dense embedding is packed here, not {type(model.embedding).__name__}")
     pack_embedding(packed, model.embedding)
     if not layout.embed_packed:
-        pack_matrix(packed, "head", 0, model.head)
+        pack_weight(packed, "head", 0, model.head)
     pack_final_norm(packed, model.final_norm)
     return packed
 
@@ -117,9 +157,17 @@ def pack(model: ModelWeights, config: ModelConfig, layout: WeightLayout) -> Pack
 def pack_embedding(packed: PackedModel, embedding: torch.Tensor) -> None:
     """Pack the embedding (vocab_size, hidden_size), which is also the head if they are tied."""
     if packed.layout.embed_packed:
-        pack_matrix(packed, "head", 0, embedding)
+        pack_head(packed, embedding)
     else:
         packed.embedding.copy_(embedding)
+
+
+def pack_head(packed: PackedModel, head: torch.Tensor) -> None:
+    """Pack a dense head, on any device, part by part: no second copy of the largest matrix is on the model's device."""
+    place, tiles = packed.layout.head, tiles_of(packed.arena, packed.layout.head)
+    parts = zip(head.split(_PART_TILES * place.tile_rows), tiles.split(_PART_TILES), strict=True)
+    for rows, part in parts:
+        PackedDense.pack(rows.to(packed.arena.device), place.tile_rows, part)
 
 
 def pack_final_norm(packed: PackedModel, norm: torch.Tensor) -> None:
@@ -135,11 +183,44 @@ def pack_layer(packed: PackedModel, layer: int, weights: LayerWeights) -> None:
     for base, norm in ((constants.q_norm, weights.q_norm), (constants.k_norm, weights.k_norm)):
         if norm is not None:
             _copy_floats(packed, base + layer * packed.config.head_dim, norm)
+    for offsets, sub_norm in (
+        (constants.attention_sub_norms, weights.attention_sub_norm),
+        (constants.mlp_sub_norms, weights.mlp_sub_norm),
+    ):
+        if sub_norm is not None:
+            _copy_floats(packed, offsets[layer], sub_norm)
     for kind, matrix, bias in _matrices(weights):
-        pack_matrix(packed, kind, layer, matrix)
+        pack_weight(packed, kind, layer, matrix)
         if bias is not None:
             rows = _interleaved(packed, layer, bias) if kind == "gate_up" else bias
             _copy_floats(packed, constants.biases[kind, layer], rows)
+
+
+def pack_weight(packed: PackedModel, kind: MatrixKind, layer: int, weight: Weight) -> None:
+    """Pack a matrix into its place, whichever its form."""
+    if isinstance(weight, TernaryReference):
+        pack_ternary(packed, kind, layer, weight.matrix)
+    elif isinstance(weight, Int8Rows):
+        place = packed.layout.matrices[kind, layer]
+        tiles = packed.arena[place.offset_bytes : place.offset_bytes + place.total_bytes]
+        pack_rows(weight.values, tiles)
+        _copy_floats(packed, packed.layout.constants.scales[kind, layer], weight.scales)
+    elif isinstance(weight, torch.Tensor):
+        pack_matrix(packed, kind, layer, weight)
+    else:
+        raise TypeError(f"there is no packed form of {type(weight).__name__}")
+
+
+def pack_ternary(packed: PackedModel, kind: MatrixKind, layer: int, matrix: TernaryMatrix) -> None:
+    """Pack codes and scales into their places; gate_up with gate rows before up rows."""
+    if kind == "gate_up":
+        by_row = matrix.row_scales() if matrix.group is None else matrix.scales
+        codes, scales = _interleaved(packed, layer, matrix.codes), _interleaved(packed, layer, by_row)
+        rows = (1,) * len(codes) if matrix.group is None else ()
+        matrix = TernaryMatrix(codes, scales, rows, matrix.group)
+    tiles, place = TensorCoreTiles.pack(matrix), packed.ternary(kind, layer)
+    place.codes.copy_(tiles.codes)
+    place.scales.copy_(tiles.scales)
 
 
 def pack_matrix(packed: PackedModel, kind: MatrixKind, layer: int, matrix: torch.Tensor) -> None:
@@ -149,17 +230,11 @@ def pack_matrix(packed: PackedModel, kind: MatrixKind, layer: int, matrix: torch
     PackedDense.pack(rows, place.tile_rows, tiles_of(packed.arena, place))
 
 
-def _matrices(weights: LayerWeights) -> Iterator[tuple[MatrixKind, torch.Tensor, torch.Tensor | None]]:
-    yield "qkv", _dense(weights.qkv), weights.qkv_bias
-    yield "out", _dense(weights.out), weights.out_bias
-    yield "gate_up", _dense(weights.gate_up), weights.gate_up_bias
-    yield "down", _dense(weights.down), weights.down_bias
-
-
-def _dense(weight: Weight) -> torch.Tensor:
-    if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"only dense matrices are packed here, not {type(weight).__name__}")
-    return weight
+def _matrices(weights: LayerWeights) -> Iterator[tuple[MatrixKind, Weight, torch.Tensor | None]]:
+    yield "qkv", weights.qkv, weights.qkv_bias
+    yield "out", weights.out, weights.out_bias
+    yield "gate_up", weights.gate_up, weights.gate_up_bias
+    yield "down", weights.down, weights.down_bias
 
 
 def _interleaved(packed: PackedModel, layer: int, rows: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ plan itself sets `kind` and `layer`. Words are offsets in the exchange, phases a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from onekernel.config import ModelConfig
-from onekernel.weights.arena import MatrixKind, WeightLayout, round_up
+from onekernel.weights.arena import Form, MatrixKind, MatrixPlace, WeightLayout, round_up
 
 Ints = npt.NDArray[np.int64]
 Records = npt.NDArray[Any]
 
-ROWS_4 = 1
-"""Bit of a task's flags: its weight units are 4 rows x 128 columns."""
+ROWS_4, TERNARY, INT8 = 1, 2, 4
+"""Bits of a task's flags: what its weight units are; see plan.abi.Flag."""
+_FORMS: Mapping[Form, int] = {"bf16": 0, "ternary": TERNARY, "int8": INT8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,16 @@ class Frame:
         return round_up(self.config.hidden_size, 4)
 
 
+def unit_flags(place: MatrixPlace) -> int:
+    """Return the flags that say what a matrix's units are."""
+    return ROWS_4 if place.tile_rows == 4 else _FORMS[place.form]
+
+
 def product(records: Records, frame: Frame, kind: MatrixKind, layer: int, share: Share) -> None:
     """Fill what every product has: the CTAs' tiles, their weights and the bias."""
     place = frame.layout.matrices[kind, layer]
     records["weights"] = place.offset_bytes + share.first * place.tile_bytes
-    records["flags"] = ROWS_4 if place.tile_rows == 4 else 0
+    records["flags"] = unit_flags(place)
     records["first"] = share.first
     records["count"] = share.count
     records["k_units"] = place.k_units

@@ -31,6 +31,10 @@ class Flag(IntEnum):
 
     ROWS_4 = 1
     """Weight units are 4 rows x 128 columns instead of 8 x 64."""
+    TERNARY = 2
+    """Weight units are 512 bytes, 16 rows x 128 columns of two bits; inputs are made int8."""
+    INT8 = 4
+    """Weight units are 512 bytes, 16 rows x 32 columns of int8; inputs are made int8 twice, coarse and fine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,12 @@ HEADER = Record(
         Field("max_rows", "u32", "most rows of one CTA in one phase but the head: partial sums in shared memory"),
         Field("head_dim", "u32", "head_dim, which is compiled in too"),
         Field("max_hidden_rows", "u32", "most hidden rows of one CTA: the residual in shared memory"),
+        Field("inner", "u32", "intermediate_size"),
+        Field("qkv_scales", "u32", "constants, quantised weights only: scales of row 0 of qkv in layer 0"),
+        Field("out_scales", "u32", "constants: the same of out"),
+        Field("gate_up_scales", "u32", "constants: the same of gate_up"),
+        Field("down_scales", "u32", "constants: the same of down"),
+        Field("layer_scales", "u32", "floats from a layer's scales to those of the next, or of a head of int8"),
     ),
 )
 

@@ -19,6 +19,9 @@ from onekernel.plan.abi import TASK, TOKEN_FAILED, TOKEN_STOP, Flag, Kind
 from onekernel.plan.chunks import chunks, owner, slices
 from onekernel.plan.exchange import F32, Wait, bf16_to_float, float_to_bf16, round_bf16
 from onekernel.plan.machine import Machine
+from onekernel.plan.quantised import QuantisedRows, normed
+from onekernel.weights.arena import QUANTISED_ROWS
+from onekernel.weights.ternary.packed import UNIT_COLUMNS
 
 NO_TOKEN = 0xFFFFFFFF
 Task = dict[str, int]
@@ -108,10 +111,15 @@ class Cta:
             wait = self._awaited(task, task["in_word"] + s * stride, inputs // 2)
             yield wait
             taken.append(bf16_to_float(machine.exchange.take(wait).view(np.uint16)))
-        if inputs % 4 or inputs > task["k_units"] * 512 // tile_rows:
+        if inputs % 4 or inputs > task["k_units"] * _unit_columns(task):
             raise PlanError(f"phase {self.phase}: {inputs} inputs for {task['k_units']} units of weights")
-        weights = machine.matrix(task["weights"], task["count"], task["k_units"], tile_rows)
         bias = machine.floats(task["bias"] - 1 + task["first"] * tile_rows, rows) if task["bias"] else np.float32(0)
+        if task["flags"] & (Flag.TERNARY | Flag.INT8):
+            own = QuantisedRows.of(machine, task)
+            for s, x in zip(self.sequences, taken, strict=True):
+                done(s, own.times(normed(machine, task, x)) + bias)
+            return
+        weights = machine.matrix(task["weights"], task["count"], task["k_units"], tile_rows)
         for s, x in zip(self.sequences, taken, strict=True):
             factor = np.float32(1)
             if task["norm"]:
@@ -284,7 +292,15 @@ class Cta:
 
 
 def _tile_rows(task: Task) -> int:
+    if task["flags"] & (Flag.TERNARY | Flag.INT8):
+        return QUANTISED_ROWS
     return 4 if task["flags"] & Flag.ROWS_4 else 8
+
+
+def _unit_columns(task: Task) -> int:
+    if task["flags"] & Flag.TERNARY:
+        return UNIT_COLUMNS
+    return 512 // _tile_rows(task)
 
 
 def _activate(gate: F32, kind: str) -> F32:

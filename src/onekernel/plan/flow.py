@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from onekernel.config import PAGE_TOKENS
 from onekernel.phases.frame import Ints
-from onekernel.plan.abi import Flag, Kind
+from onekernel.plan.abi import Kind
 from onekernel.plan.chunks import blocks, chunks, owner, slices
-from onekernel.plan.plan import Plan
+from onekernel.plan.plan import Plan, tile_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _product_ranges(plan: Plan, phase: int) -> tuple[Ints, Ints]:
 
 def _rows_given(plan: Plan, phase: int) -> Ints:
     tasks, kind = plan.tasks[:, phase], plan.phases[phase].kind
-    words = np.where(tasks["flags"] & Flag.ROWS_4, 2, 4) // (2 if kind == Kind.GATE_UP else 1)
+    words = tile_rows(tasks["flags"]) // (4 if kind == Kind.GATE_UP else 2)
     first, count = tasks["first"].astype(np.int64) * words, tasks["count"].astype(np.int64) * words
     return _ranges(tasks["out_word"] + first, count)
 

@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 from onekernel.config import ModelConfig
 from onekernel.weights.arena import (
+    LAYER_MATRICES,
+    SMALL_UNIT_BYTES,
     UNIT_BYTES,
     ConstantsLayout,
     MatrixKind,
@@ -19,10 +21,13 @@ from onekernel.weights.arena import (
     TileRows,
     WeightLayout,
     round_up,
+    scales_of_row,
     weight_layout,
 )
 
 __all__ = [
+    "LAYER_MATRICES",
+    "SMALL_UNIT_BYTES",
     "UNIT_BYTES",
     "ConstantsLayout",
     "MatrixKind",
@@ -32,6 +37,7 @@ __all__ = [
     "WeightLayout",
     "choose_layout",
     "round_up",
+    "scales_of_row",
     "weight_layout",
 ]
 
@@ -54,13 +60,17 @@ def choose_layout(
     if choice != "auto":
         return weight_layout(config, TileRows(choice, choice, choice, choice), context_tokens=context_tokens)
     best = weight_layout(config, TileRows(), context_tokens=context_tokens)
+    least = slowest(best)
+    if config.ternary is not None:
+        # Only the head can choose, and only if it is dense: most of the bytes are there.
+        other = weight_layout(config, TileRows(head=4), context_tokens=context_tokens)
+        return best if least <= slowest(other) else other
     needed = (
         config.num_hidden_layers
         * config.hidden_size
         * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
     )
     needed_bytes = 2 * (needed + config.vocab_size * config.hidden_size)
-    least = slowest(best)
     if least <= (1 + TOLERATED_WASTE) * needed_bytes:
         return best
     for rows in sorted(itertools.product(get_args(Rows), repeat=4), key=sum, reverse=True):

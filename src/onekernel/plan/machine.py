@@ -57,20 +57,20 @@ class Machine:
             )
         return self.constants[offset : offset + count]
 
+    def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """Return weights; raises PlanError outside their arena."""
+        if offset < 0 or offset + size > len(self.arena):
+            raise PlanError(f"weights {offset} to {offset + size - 1} lie outside the arena of {len(self.arena)} bytes")
+        return self.arena[offset : offset + size]
+
     def matrix(self, offset: int, tiles: int, k_units: int, tile_rows: int) -> F64:
         """Return row tiles of packed weights, (tiles * tile_rows, K), in float64: then no sum depends on its order."""
         key = (offset, tiles, k_units, tile_rows)
         if key not in self._matrices:
             split = 8 // tile_rows
-            size = tiles * k_units * UNIT_BYTES
-            if offset < 0 or offset + size > len(self.arena):
-                raise PlanError(
-                    f"weights {offset} to {offset + size - 1} lie outside the arena of {len(self.arena)} bytes"
-                )
+            packed = self.bytes(offset, tiles * k_units * UNIT_BYTES).view(np.uint16)
             # The order of a unit is that of weights/dense.py: (half, split, row, quarter, 8 columns).
-            units = (
-                self.arena[offset : offset + size].view(np.uint16).reshape(tiles, k_units, 2, split, tile_rows, 4, 8)
-            )
+            units = packed.reshape(tiles, k_units, 2, split, tile_rows, 4, 8)
             rows = units.transpose(0, 4, 1, 3, 5, 2, 6).reshape(tiles * tile_rows, -1)
             self._matrices[key] = bf16_to_float(rows).astype(np.float64)
         return self._matrices[key]

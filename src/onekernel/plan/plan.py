@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +16,39 @@ from onekernel.phases.choose import task as choose
 from onekernel.phases.combine import task as combine
 from onekernel.phases.down import task as down
 from onekernel.phases.embed import task as embed
-from onekernel.phases.frame import Frame, Records, Words
+from onekernel.phases.frame import Frame, Ints, Records, Words
 from onekernel.phases.gate_up import task as gate_up
 from onekernel.phases.head import task as head
 from onekernel.phases.out import task as out
 from onekernel.phases.qkv import task as qkv
-from onekernel.plan.abi import CHOICE_CTA_WORDS, CHOICE_FIXED_WORDS, HEADER, TASK, Kind
+from onekernel.plan.abi import CHOICE_CTA_WORDS, CHOICE_FIXED_WORDS, HEADER, TASK, Flag, Kind
 from onekernel.plan.chunks import members_of
-from onekernel.plan.layout import UNIT_BYTES, TileRowsChoice, WeightLayout, choose_layout, round_up
+from onekernel.plan.layout import (
+    LAYER_MATRICES,
+    SMALL_UNIT_BYTES,
+    UNIT_BYTES,
+    MatrixKind,
+    TileRowsChoice,
+    WeightLayout,
+    choose_layout,
+    round_up,
+    scales_of_row,
+)
 from onekernel.plan.limits import Limits
 from onekernel.plan.partition import Partition, Strategy, make_partition
-from onekernel.plan.shared import SharedLayout, shared_layout
+from onekernel.plan.shared import QuantisedSizes, SharedLayout, quantised_run, shared_layout
 
 LAYER_KINDS = (Kind.QKV, Kind.ATTENTION, Kind.COMBINE, Kind.OUT, Kind.GATE_UP, Kind.DOWN)
 PRODUCTS = (Kind.QKV, Kind.OUT, Kind.GATE_UP, Kind.DOWN, Kind.HEAD)
+_MATRIX_OF: Mapping[Kind, MatrixKind] = {
+    Kind.QKV: "qkv",
+    Kind.OUT: "out",
+    Kind.GATE_UP: "gate_up",
+    Kind.DOWN: "down",
+    Kind.HEAD: "head",
+}
+_INT8_RUN = 8
+"""Row tiles of an int8 head whose sums are finished at once, if so few end with a ring stage."""
 _ALIGN_WORDS = 16  # a cache line of 128 bytes
 
 
@@ -90,7 +110,7 @@ class Plan:
     @property
     def bytes_per_phase(self) -> npt.NDArray[np.int64]:
         """Bytes of matrices that each CTA reads in each phase of a token, (ctas, phases)."""
-        read: npt.NDArray[np.int64] = self.tasks["count"].astype(np.int64) * self.tasks["k_units"] * UNIT_BYTES
+        read: Ints = self.tasks["count"].astype(np.int64) * self.tasks["k_units"] * unit_bytes(self.tasks["flags"])
         return read
 
     @property
@@ -132,11 +152,15 @@ def make_plan(
     Token ids from `vocab_limit` on (None: vocab_size) are never chosen. `order` and `partition` give other plans with
     the same results. Raises ConfigError if the model's shape or the shared memory does not allow one.
     """
-    if config.ternary is not None:
+    if config.ternary is not None and config.ternary.head == "ternary":
         raise ConfigError(
-            "the model is ternary and the megakernel reads bf16 weights; the reference backend runs ternary models, "
-            "on a GPU through operators"
+            "the model's embedding and head are ternary and the megakernel reads those in bf16 or the head as int8; "
+            "the reference backend runs such models, on a GPU through operators"
         )
+    if config.ternary is None and config.sub_norms:
+        raise ConfigError("the model has sub-norms and dense weights; the megakernel knows those of ternary models only")
+    if config.ternary is not None and limits.sequences > 1:
+        raise ConfigError(f"{limits.sequences} sequences of a ternary model; the megakernel makes one at a time")
     if config.head_dim % 4:
         raise ConfigError(f"head_dim is {config.head_dim}; the megakernel takes values in fours: use the reference")
     vocab_limit = config.vocab_size if vocab_limit is None else vocab_limit
@@ -219,9 +243,21 @@ def _room(buffer: Buffer, sequences: int) -> int:
     return round_up(buffer.words * sequences, _ALIGN_WORDS)
 
 
+def tile_rows(flags: npt.NDArray[np.unsignedinteger[Any]]) -> Ints:
+    """Return the rows of a row tile by a task's flags."""
+    rows: Ints = np.where(flags & (Flag.TERNARY | Flag.INT8), 16, np.where(flags & Flag.ROWS_4, 4, 8))
+    return rows
+
+
+def unit_bytes(flags: npt.NDArray[np.unsignedinteger[Any]]) -> Ints:
+    """Return the bytes of a weight unit by a task's flags."""
+    size: Ints = np.where(flags & (Flag.TERNARY | Flag.INT8), SMALL_UNIT_BYTES, UNIT_BYTES)
+    return size
+
+
 def plan_shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]) -> SharedLayout:
     """Return the shared memory that these tasks need; raises ConfigError if it does not fit."""
-    rows = tasks["count"] * np.where(tasks["flags"] == 1, 4, 8)
+    rows = tasks["count"] * tile_rows(tasks["flags"])
     summed = np.isin(tasks["kind"], [kind for kind in PRODUCTS if kind != Kind.HEAD])
     return shared_layout(
         limits,
@@ -231,11 +267,34 @@ def plan_shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks
         max_hidden_rows=_max_hidden_rows(tasks, layout),
         group=config.num_attention_heads // config.num_key_value_heads,
         head_dim=config.head_dim,
+        quantised=None if config.ternary is None else _quantised(config, limits, layout, tasks),
     )
 
 
+def _quantised(
+    config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]
+) -> QuantisedSizes:
+    """Return what products of int8 activations keep in shared memory."""
+    most_scales, most_sums = 0, 0
+    for kind in PRODUCTS:
+        column = tasks[:, tasks["kind"][0] == kind]
+        place = layout.matrices[_MATRIX_OF[kind], 0]
+        rows = int(column["count"].max()) * place.tile_rows
+        if place.form == "int8":
+            run = quantised_run(place.k_units, limits.consumer_warps)
+            rows = round_up(_INT8_RUN, run) * place.tile_rows
+        scales = rows * scales_of_row(config, place)
+        if place.form == "ternary":
+            parts = limits.consumer_warps if config.ternary is None or config.ternary.group is None else scales // rows
+            most_sums = max(most_sums, rows * parts)
+        elif place.form == "int8":
+            most_sums = max(most_sums, 2 * rows * limits.consumer_warps)
+        most_scales = max(most_scales, scales)
+    return QuantisedSizes(most_sums, most_scales)
+
+
 def _max_hidden_rows(tasks: npt.NDArray[np.void], layout: WeightLayout) -> int:
-    return int(tasks["count"][:, 0].max()) * layout.tile_rows.residual
+    return int(tasks["count"][:, 0].max()) * layout.matrices["out", 0].tile_rows
 
 
 def header_values(
@@ -270,7 +329,10 @@ def header_values(
         "max_rows": shared.max_rows,
         "head_dim": config.head_dim,
         "max_hidden_rows": _max_hidden_rows(tasks, layout),
+        "inner": config.intermediate_size,
     }
+    values |= {f"{kind}_scales": layout.constants.scales.get((kind, 0), 0) for kind in LAYER_MATRICES}
+    values["layer_scales"] = layout.constants.layer_scales
     for buffer in buffers:
         values[f"{buffer.name}_word"] = buffer.word
         if f"{buffer.name}_words" in (HEADER.dtype.names or ()):

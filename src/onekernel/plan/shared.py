@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from onekernel.errors import ConfigError
@@ -14,6 +15,9 @@ MIN_STAGES = 4
 """Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
 
 _BARRIER_BYTES = 16
+_WARP_BYTES = 16
+"""Of each warp, with quantised products: a double of squares, the largest value, the sum of its int8 values."""
+_SMALLEST_GROUP = 64
 _LANE_VALUES = 8
 _FEWEST_PIECE_TOKENS = 8
 
@@ -41,9 +45,28 @@ class SharedLayout:
     keep their scratch here too."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
+    quantised: int
+    """Of products with int8 activations only: what warps tell each other, the normed values (max_inputs) float32, sums
+    of groups of 64 or 128 int8 values, the scales of the CTA's rows."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedSizes:
+    """What products with int8 activations need beside the rest."""
+
+    sums: int
+    """Words for integer sums over parts of K, of the widest phase."""
+    scales: int
+    """Floats of the scales of one CTA's rows in one phase, or one run of it."""
+
+
+def quantised_run(k_units: int, warps: int) -> int:
+    """Return the fewest row tiles of a quantised matrix that end with a ring stage."""
+    stage_units = 2 * warps
+    return stage_units // math.gcd(stage_units, k_units)
 
 
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
@@ -71,7 +94,15 @@ def _token_words(sequences: int) -> int:
 
 
 def shared_layout(
-    limits: Limits, *, phases: int, max_inputs: int, most_rows: int, max_hidden_rows: int, group: int, head_dim: int
+    limits: Limits,
+    *,
+    phases: int,
+    max_inputs: int,
+    most_rows: int,
+    max_hidden_rows: int,
+    group: int,
+    head_dim: int,
+    quantised: QuantisedSizes | None = None,
 ) -> SharedLayout:
     """Lay out a CTA's shared memory; whatever is left over becomes ring.
 
@@ -79,7 +110,15 @@ def shared_layout(
     if the ring would otherwise have fewer than 4 stages. Raises ConfigError if even that does not fit.
     """
     scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
-    fewest_rows = 8 * limits.consumer_warps
+    fewest_rows, quantised_bytes = 8 * limits.consumer_warps, 0
+    if quantised is not None:
+        fewest_rows = max(fewest_rows, round_up(-(-quantised.sums // limits.consumer_warps), 8))
+        floats = (
+            max_inputs
+            + round_up(-(-max_inputs // _SMALLEST_GROUP), 4)
+            + round_up(max(quantised.scales, fewest_rows), 4)
+        )
+        most_rows, quantised_bytes = fewest_rows, _WARP_BYTES * limits.consumer_warps + 4 * floats
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
         parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
         sizes = (
@@ -91,6 +130,7 @@ def shared_layout(
             limits.sequences * max_inputs * 2,
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
+            quantised_bytes,
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
         if stages >= MIN_STAGES:
@@ -103,5 +143,5 @@ def shared_layout(
             "smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    rope, heads, sums, words, tasks, x, partial, residual, total = itertools.accumulate(sizes, initial=ring)
-    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, total, max_rows)
+    rope, heads, sums, words, tasks, x, partial, residual, after, total = itertools.accumulate(sizes, initial=ring)
+    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, after, total, max_rows)

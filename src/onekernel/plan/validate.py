@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onekernel.errors import ConfigError, PlanError
-from onekernel.plan.abi import Flag, Kind
+from onekernel.phases.frame import unit_flags
+from onekernel.plan.abi import Kind
 from onekernel.plan.layout import MatrixKind, MatrixPlace, round_up
 from onekernel.plan.ordering import check_order
 from onekernel.plan.plan import PRODUCTS, PhaseInfo, Plan, header_values, plan_shared
@@ -68,22 +69,27 @@ def _check_memory(plan: Plan) -> None:
 def _check_product(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     kind, place = _matrix(plan, phase)
     busy = column[column["count"] > 0]
-    _equal(phase, "flags", busy["flags"], Flag.ROWS_4 if place.tile_rows == 4 else 0)
+    _equal(phase, "flags", busy["flags"], unit_flags(place))
     _equal(phase, "k_units", busy["k_units"], place.k_units)
     _equal(phase, "weights", busy["weights"], place.offset_bytes + busy["first"].astype(np.int64) * place.tile_bytes)
     _equal(phase, "inputs", busy["inputs"], round_up(place.columns, 4))
     constants = plan.layout.constants
     _equal(phase, "bias", busy["bias"], constants.biases.get((kind, phase.layer), -1) + 1)
-    norms = {"qkv": constants.attention_norms, "gate_up": constants.mlp_norms, "head": (constants.final_norm,)}
-    _equal(phase, "norm", busy["norm"], norms[kind][phase.layer] + 1 if kind in norms else 0)
+    norms = {
+        "qkv": constants.attention_norms,
+        "out": constants.attention_sub_norms,
+        "gate_up": constants.mlp_norms,
+        "down": constants.mlp_sub_norms,
+        "head": (constants.final_norm,),
+    }[kind]
+    _equal(phase, "norm", busy["norm"], norms[phase.layer] + 1 if norms else 0)
     _check_cover(phase, column, place.row_tiles)
     if phase.kind in (Kind.OUT, Kind.DOWN):
         _check_owner(plan, phase, column)
 
 
 def _check_embed(plan: Plan, phase: PhaseInfo, column: Column) -> None:
-    rows_4 = plan.layout.tile_rows.residual == 4
-    _equal(phase, "flags", column["flags"], Flag.ROWS_4 if rows_4 else 0)
+    _equal(phase, "flags", column["flags"], unit_flags(plan.layout.matrices["out", 0]))
     _equal(phase, "weights", column["weights"], plan.layout.embedding_bytes)
     _check_cover(phase, column, plan.layout.hidden_tiles)
 

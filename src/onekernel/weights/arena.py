@@ -1,12 +1,13 @@
 """Where every matrix and every constant of a model lies on the device: from its dimensions alone, no tensor needed.
 
-One arena of bytes holds all matrices, packed as in `weights/dense.py`; one of float32 holds norms, biases and RoPE.
+One arena of bytes holds all matrices, packed as in `weights/dense.py`, `weights/ternary/tensor_core.py` or
+`weights/ternary/int8_rows.py`; one of float32 holds norms, biases, scales and RoPE.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from onekernel.config import ModelConfig
@@ -18,11 +19,21 @@ LAYER_MATRICES: tuple[MatrixKind, ...] = ("qkv", "out", "gate_up", "down")
 
 UNIT_BYTES = 1024
 """The piece that a warp multiplies at once: 512 bf16 in fragment order."""
+SMALL_UNIT_BYTES = 512
+"""That of a quantised matrix: 16 rows of two bits or of int8."""
 _UNIT_VALUES = 512
 _ALIGN_BYTES = 256
 _ALIGN_FLOATS = 4
 
 Rows = Literal[4, 8]
+
+Form = Literal["bf16", "ternary", "int8"]
+"""How a matrix is packed."""
+QUANTISED_ROWS = 16
+"""Rows of a unit of a quantised matrix."""
+_QUANTISED_COLUMNS: Mapping[Form, int] = {"ternary": 128, "int8": 32}
+_INT8_PADDING = 128
+"""Columns of int8 rows are padded to whole fours of units, so that few row tiles end with a ring stage."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -32,7 +43,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TileRows:
-    """Rows of a weight unit, 8 (x 64 columns) or 4 (x 128). `out` and `down` share the residual's."""
+    """Rows of a bf16 weight unit, 8 (x 64 columns) or 4 (x 128). `out` and `down` share the residual's."""
 
     residual: Rows = 8
     qkv: Rows = 8
@@ -54,20 +65,26 @@ class TileRows:
 class MatrixPlace:
     """A packed matrix in the arena: row tile by row tile, the units of a row tile one after another along K.
 
-    `rows` and `columns` are the matrix's own; row_tiles * tile_rows and k_units * 512 / tile_rows include the padding.
+    `rows` and `columns` are the matrix's own; row_tiles * tile_rows and k_units * tile_columns include the padding.
     """
 
     offset_bytes: int
     row_tiles: int
     k_units: int
-    tile_rows: Rows
+    tile_rows: int
     rows: int
     columns: int
+    form: Form = "bf16"
 
     @property
     def tile_columns(self) -> int:
         """Columns of a unit."""
-        return _UNIT_VALUES // self.tile_rows
+        return _QUANTISED_COLUMNS.get(self.form, _UNIT_VALUES // self.tile_rows)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit."""
+        return UNIT_BYTES if self.form == "bf16" else SMALL_UNIT_BYTES
 
     @property
     def padded_rows(self) -> int:
@@ -82,7 +99,7 @@ class MatrixPlace:
     @property
     def tile_bytes(self) -> int:
         """Bytes of one row tile."""
-        return self.k_units * UNIT_BYTES
+        return self.k_units * self.unit_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -109,6 +126,14 @@ class ConstantsLayout:
     """(context_tokens, head_dim / 2, 2): cosine and sine. It is last, so that the context moves nothing else."""
     context_tokens: int
     total_floats: int
+    attention_sub_norms: tuple[int, ...] = ()
+    """One for each layer of a model that has them, before the output projection."""
+    mlp_sub_norms: tuple[int, ...] = ()
+    """Before the down projection."""
+    scales: Mapping[tuple[MatrixKind, int], int] = field(default_factory=dict)
+    """Of quantised matrices: (padded rows), or (row tiles, groups, 16); those of the layers, then the head's."""
+    layer_scales: int = 0
+    """Floats of a layer's scales: how far a matrix's are from the next layer's, the last layer's from the head's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +182,12 @@ def weight_layout(config: ModelConfig, tile_rows: TileRows, *, context_tokens: i
     matrices["head", 0] = head = _place(config, "head", tile_rows, end)
     end = round_up(end + head.total_bytes, _ALIGN_BYTES)
     embedding = head.offset_bytes
-    if not config.tie_word_embeddings:
+    embed_packed = config.tie_word_embeddings and head.form == "bf16"
+    if not embed_packed:
         embedding = end
         end = round_up(end + 2 * config.vocab_size * config.hidden_size, _ALIGN_BYTES)
     constants = _constants(config, matrices, context_tokens)
-    return WeightLayout(tile_rows, matrices, config.tie_word_embeddings, embedding, end, constants)
+    return WeightLayout(tile_rows, matrices, embed_packed, embedding, end, constants)
 
 
 def _shape(config: ModelConfig, kind: MatrixKind) -> tuple[int, int]:
@@ -175,12 +201,27 @@ def _shape(config: ModelConfig, kind: MatrixKind) -> tuple[int, int]:
     }[kind]
 
 
-def _place(config: ModelConfig, kind: MatrixKind, tiles: TileRows, offset: int) -> MatrixPlace:
-    tile_rows = tiles.of(kind)
+def _place(config: ModelConfig, kind: MatrixKind, tile_rows_of: TileRows, offset: int) -> MatrixPlace:
     rows, columns = _shape(config, kind)
     padded = 2 * round_up(config.intermediate_size, 4) if kind == "gate_up" else rows
+    form = form_of(config, kind)
+    if form != "bf16":
+        whole = round_up(columns, _INT8_PADDING if form == "int8" else _QUANTISED_COLUMNS[form])
+        k_units, tiles = whole // _QUANTISED_COLUMNS[form], -(-padded // QUANTISED_ROWS)
+        return MatrixPlace(offset, tiles, k_units, QUANTISED_ROWS, rows, columns, form)
+    tile_rows = tile_rows_of.of(kind)
     k_units = -(-columns * tile_rows // _UNIT_VALUES)
     return MatrixPlace(offset, -(-padded // tile_rows), k_units, tile_rows, rows, columns)
+
+
+def form_of(config: ModelConfig, kind: MatrixKind) -> Form:
+    """Return how a model's matrix is packed."""
+    if config.ternary is None:
+        return "bf16"
+    if kind != "head":
+        return "ternary"
+    heads: dict[str, Form] = {"dense": "bf16", "ternary": "ternary", "int8": "int8"}
+    return heads[config.ternary.head]
 
 
 def _constants(
@@ -203,7 +244,34 @@ def _constants(
     heads = config.num_hidden_layers * config.head_dim if config.qk_norm else 0
     q_norm, k_norm = take(heads), take(heads)
     biases = {key: take(place.padded_rows) for key, place in matrices.items() if with_bias.get(key[0], False)}
+    sub_layers = layers if config.sub_norms else range(0)
+    attention_sub_norms = tuple(take(config.q_size) for _ in sub_layers)
+    mlp_sub_norms = tuple(take(config.intermediate_size) for _ in sub_layers)
+    sizes = {
+        key: place.padded_rows * scales_of_row(config, place) for key, place in matrices.items() if place.form != "bf16"
+    }
+    scales = {key: take(floats) for key, floats in sizes.items()}
+    layer_scales = sum(sizes.get((kind, 0), 0) for kind in LAYER_MATRICES)
     rope = take(context_tokens * config.head_dim)
     return ConstantsLayout(
-        attention_norms, mlp_norms, final_norm, q_norm, k_norm, biases, norm_floats, rope, context_tokens, end
+        attention_norms,
+        mlp_norms,
+        final_norm,
+        q_norm,
+        k_norm,
+        biases,
+        norm_floats,
+        rope,
+        context_tokens,
+        end,
+        attention_sub_norms,
+        mlp_sub_norms,
+        scales,
+        layer_scales,
     )
+
+
+def scales_of_row(config: ModelConfig, place: MatrixPlace) -> int:
+    """Return how many scales a row of a quantised matrix has: one, or one for each group of its padded columns."""
+    group = config.ternary.group if config.ternary is not None and place.form == "ternary" else None
+    return 1 if group is None else place.padded_columns // group

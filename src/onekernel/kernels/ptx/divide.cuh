@@ -35,3 +35,30 @@ __device__ __forceinline__ float divide(float a, float b) {
   return a / b;
 #endif
 }
+
+// The square root rounded to nearest, the compiler's own steps, of a number between 2**-60 and 2**60.
+__device__ __forceinline__ float root_ordinary(float a) {
+#ifdef __CUDACC__
+  float inverse;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a));
+  const float root = __fmul_rn(a, inverse);
+  return __fmaf_rn(__fmaf_rn(-root, root, a), __fmul_rn(inverse, 0.5f), root);
+#else
+  return __builtin_sqrtf(a);
+#endif
+}
+
+// sum / count, rounded to float once: the quotient is known to some 2**-51 of its size.
+__device__ __forceinline__ float mean_of(double sum, u32 count) {
+#ifdef __CUDACC__
+  const double divisor = count;
+  double inverse;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(divisor));
+  inverse = __fma_rn(__fma_rn(-divisor, inverse, 1.0), inverse, inverse);
+  inverse = __fma_rn(__fma_rn(-divisor, inverse, 1.0), inverse, inverse);
+  const double quotient = __dmul_rn(sum, inverse);
+  return static_cast<float>(__fma_rn(__fma_rn(-divisor, quotient, sum), inverse, quotient));
+#else
+  return static_cast<float>(sum / count);
+#endif
+}

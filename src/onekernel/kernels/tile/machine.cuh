@@ -1,7 +1,8 @@
 // What every phase of the megakernel works with: the launch's arguments, a CTA's shared memory, and where it stands.
 //
 // Constants of a build: MK_WARPS (that compute), MK_STAGES (of the ring), MK_SEQUENCES, MK_HEAD_DIM, MK_GROUP (query heads
-// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE. Everything else is in the records.
+// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE, MK_TERNARY (1: the layers' weights
+// are), MK_SCALE_GROUP (columns that share a scale, 64 or 128; 0: all), MK_HEAD_INT8. Everything else is in the records.
 #pragma once
 
 #include "abi.cuh"
@@ -24,6 +25,12 @@ constexpr u32 CONSUMER_BARRIER = 1;
 using MegaRing = Ring<MK_STAGES, STAGE_BYTES, MK_WARPS>;
 using MegaCursor = Cursor<MK_STAGES>;
 constexpr bool TRACED = MK_TRACE;
+
+// Quantised weights: units of 16 rows, whose inputs are int8.
+constexpr bool TERNARY = MK_TERNARY, HEAD_INT8 = MK_HEAD_INT8;
+constexpr u32 SCALE_GROUP = MK_SCALE_GROUP;
+constexpr u32 QUANTISED_UNIT_BYTES = 512, QUANTISED_STAGE_UNITS = STAGE_BYTES / QUANTISED_UNIT_BYTES, QUANTISED_ROWS = 16;
+static_assert(!TERNARY || SEQUENCES == 1, "the other columns of a product are not used");
 
 // The launch's arguments, the same for all CTAs.
 struct Launch {
@@ -143,6 +150,12 @@ struct Machine {
 
   __device__ __forceinline__ void give_word(u32 word, u32 value) const { publish(launch.exchange + word, value, tag()); }
 };
+
+// Rows of a row tile, and bytes of a weight unit.
+__device__ __forceinline__ u32 residual_tile_rows(u32 flags) { return TERNARY ? QUANTISED_ROWS : flags & FLAG_ROWS_4 ? 4 : 8; }
+__device__ __forceinline__ u32 unit_bytes(u32 flags) {
+  return TERNARY && flags & (FLAG_TERNARY | FLAG_INT8) ? QUANTISED_UNIT_BYTES : UNIT_BYTES;
+}
 
 // Words of one sequence in the buffer that a phase of this kind takes its inputs from.
 __device__ __forceinline__ u32 input_words(const Header& header, Kind kind) {

@@ -12,4 +12,6 @@ def tasks(records: Records, frame: Frame, layer: int, phase: int, share: Share) 
     records["inputs"] = round_up(frame.config.intermediate_size, 4)
     records["in_word"] = frame.words.inner
     records["in_phase"] = phase - 1
+    if frame.layout.constants.mlp_sub_norms:
+        records["norm"] = frame.layout.constants.mlp_sub_norms[layer] + 1
     records["out_word"] = frame.words.x

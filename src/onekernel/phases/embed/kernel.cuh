@@ -42,7 +42,7 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
     const u64 row = m.position(i / HEAD_DIM);
     m.shared.rope()[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
   }
-  const u32 rows = task.count * (task.flags & FLAG_ROWS_4 ? 4 : 8), first_row = task.first * (task.flags & FLAG_ROWS_4 ? 4 : 8);
+  const u32 rows = task.count * residual_tile_rows(task.flags), first_row = task.first * residual_tile_rows(task.flags);
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < rows / 2 * SEQUENCES; i += CONSUMERS) {
     const u32 sequence = SEQUENCES == 1 ? 0 : i / (rows / 2), row = (i - sequence * (rows / 2)) * 2, column = first_row + row;

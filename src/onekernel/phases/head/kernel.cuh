@@ -2,7 +2,7 @@
 // any logit was not finite.
 #pragma once
 
-#include "tile/product.cuh"
+#include "tile/quantised.cuh"
 
 constexpr u32 NO_TOKEN = 0xFFFFFFFFu;      // of a CTA without rows
 constexpr u32 NOT_A_NUMBER = 0x7fc00000u;  // published in place of a logit if no token can be chosen
@@ -55,11 +55,11 @@ __device__ __forceinline__ void start_bests(const Machine& m) {
 __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows) {
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const float factor = norm_factor(m, task, s);
+    const float factor = HEAD_INT8 ? 1.0f : norm_factor(m, task, s);
     Best best = warp_bests(m, s)[warp_index()];
 #pragma unroll 1
     for (u32 row = threadIdx.x * 2; row < rows.count; row += CONSUMERS * 2) {
-      const float2 sum = sum_parts(m, rows, s, row);
+      const float2 sum = HEAD_INT8 ? quantised_pair<true>(m, rows, row) : sum_parts(m, rows, s, row);
       const float logits[2] = {sum.x * factor, sum.y * factor};
 #pragma unroll
       for (u32 i = 0; i < 2; i++) {

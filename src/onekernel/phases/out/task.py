@@ -11,4 +11,6 @@ def tasks(records: Records, frame: Frame, layer: int, phase: int, share: Share) 
     records["inputs"] = frame.config.q_size
     records["in_word"] = frame.words.mixed
     records["in_phase"] = phase - 1
+    if frame.layout.constants.attention_sub_norms:
+        records["norm"] = frame.layout.constants.attention_sub_norms[layer] + 1
     records["out_word"] = frame.words.x

@@ -26,6 +26,8 @@ SCALE = ".weight_scale"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _PACKED, _INT8 = "U8", "I8"
+_PART_ROWS = 8192
+"""Rows of a head that are made int8 at once."""
 _FLOATS = ("BF16", "F16", "F32")
 
 
@@ -142,7 +144,9 @@ class TernaryCheckpoint:
                 raise ModelError(f"{stated} has shape {tuple(scales.shape)}; it must be ({rows},): fetch it again")
             check_scales(scales, stated)
             return self._bytes(HEAD).to(device), scales
-        return quantise_rows(self.read(EMBEDDING if self._tied else HEAD).to(device))
+        parts = self.read(EMBEDDING if self._tied else HEAD).split(_PART_ROWS)  # in float32 it is the largest of all
+        made = [quantise_rows(part.to(device)) for part in parts]
+        return torch.cat([values for values, _ in made]), torch.cat([scales for _, scales in made])
 
     def close(self) -> None:
         """Close the files."""
