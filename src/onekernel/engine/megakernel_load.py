@@ -88,7 +88,11 @@ def assemble(
     """Put a plan, its packed weights and a kernel for `device` together, with a cache of the plan's pages."""
     limits, cache = plan.limits, cache or default_cache()
     shape = MegakernelShape.of(
-        plan.config, sequences=limits.sequences, warps=limits.consumer_warps, stages=plan.shared.stages
+        plan.config,
+        sequences=limits.sequences,
+        warps=limits.consumer_warps,
+        stages=plan.shared.stages,
+        sparse=plan.layout.sparse,
     )
     spec = shape.spec(architecture(facts(device)))
     if not cache.holds(spec):

@@ -13,6 +13,8 @@ enum class Kind : u32 {
   DOWN = 6,
   HEAD = 7,
   CHOOSE = 8,
+  GATE = 9,
+  GATHER = 10,
 };
 
 constexpr u32 FLAG_ROWS_4 = 1u;
@@ -96,8 +98,10 @@ struct Header {
   u32 max_rows;  // most rows of one CTA in one phase but the head: partial sums in shared memory
   u32 head_dim;  // head_dim, which is compiled in too
   u32 max_hidden_rows;  // most hidden rows of one CTA: the residual in shared memory
+  u32 neuron_tiles;  // row tiles of a sparse feed-forward's gate, behind which its neurons lie
+  u32 counts_word;  // exchange: COUNTS, neurons that fired in each layer since the launch began
 };
-static_assert(sizeof(Header) == 144);
+static_assert(sizeof(Header) == 152);
 
 // How the tokens of one sequence are chosen, for one launch.
 struct Sampling {

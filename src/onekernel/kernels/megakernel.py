@@ -35,12 +35,16 @@ class MegakernelShape:
     stages: int
     traced: bool = False
     """Whether the kernel writes down where a token's time goes."""
+    sparse: bool = False
+    """Whether the feed-forwards read only the neurons that fire."""
 
     @classmethod
-    def of(cls, config: ModelConfig, *, sequences: int, warps: int, stages: int) -> MegakernelShape:
+    def of(
+        cls, config: ModelConfig, *, sequences: int, warps: int, stages: int, sparse: bool = False
+    ) -> MegakernelShape:
         """Return the shape for a model."""
         group = config.num_attention_heads // config.num_key_value_heads
-        return cls(config.head_dim, group, config.hidden_act, config.qk_norm, sequences, warps, stages)
+        return cls(config.head_dim, group, config.hidden_act, config.qk_norm, sequences, warps, stages, sparse=sparse)
 
     @property
     def threads(self) -> int:
@@ -61,6 +65,7 @@ class MegakernelShape:
                 "MK_WARPS": self.warps,
                 "MK_STAGES": self.stages,
                 "MK_TRACE": int(self.traced),
+                "MK_SPARSE": int(self.sparse),
             },
             arch=arch,
             params=(

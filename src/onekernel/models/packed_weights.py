@@ -11,13 +11,17 @@ from typing import overload
 import torch
 
 from onekernel.models.model import LayerWeights
-from onekernel.models.packed import PackedModel
+from onekernel.models.packed import PackedModel, matrix_bytes
 from onekernel.weights.arena import LAYER_MATRICES, MatrixKind, WeightLayout
 
 
 def scratch_bytes(layout: WeightLayout) -> int:
-    """Return the bytes of one unpacked layer."""
-    return sum(layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES)
+    """Return the bytes of one unpacked layer, and of what unpacking neurons takes on the way."""
+    return sum(_sizes(layout)) + (matrix_bytes(layout, "gate_up") if layout.sparse else 0)
+
+
+def _sizes(layout: WeightLayout) -> list[int]:
+    return [matrix_bytes(layout, kind) for kind in LAYER_MATRICES]
 
 
 class PackedWeights:
@@ -77,9 +81,9 @@ class PackedLayers(Sequence[LayerWeights]):
 
     def _unpack(self, layer: int) -> LayerWeights:
         packed, config, constants = self._packed, self._packed.config, self._packed.layout.constants
-        sizes = [packed.layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES]
+        sizes = _sizes(packed.layout)
         if self._scratch is None:
-            self._scratch = packed.arena.new_empty(scratch_bytes(packed.layout))
+            self._scratch = packed.arena.new_empty(sum(sizes))
         parts = dict(zip(LAYER_MATRICES, self._scratch.split(sizes), strict=True))
 
         def matrix(kind: MatrixKind) -> torch.Tensor:

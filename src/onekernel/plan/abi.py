@@ -24,6 +24,10 @@ class Kind(IntEnum):
     DOWN = 6
     HEAD = 7
     CHOOSE = 8
+    GATE = 9
+    """Of a sparse feed-forward: the gate's product, then the rows of the CTA's neurons that fire."""
+    GATHER = 10
+    """The owners of hidden rows add up what the CTAs' neurons gave."""
 
 
 class Flag(IntEnum):
@@ -131,6 +135,8 @@ HEADER = Record(
         Field("max_rows", "u32", "most rows of one CTA in one phase but the head: partial sums in shared memory"),
         Field("head_dim", "u32", "head_dim, which is compiled in too"),
         Field("max_hidden_rows", "u32", "most hidden rows of one CTA: the residual in shared memory"),
+        Field("neuron_tiles", "u32", "row tiles of a sparse feed-forward's gate, behind which its neurons lie"),
+        Field("counts_word", "u32", "exchange: COUNTS, neurons that fired in each layer since the launch began"),
     ),
 )
 

@@ -41,6 +41,9 @@ class SharedLayout:
     keep their scratch here too."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
+    neurons: int
+    """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons), then a word and a float32 for
+    each of those that fire."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
@@ -71,15 +74,24 @@ def _token_words(sequences: int) -> int:
 
 
 def shared_layout(
-    limits: Limits, *, phases: int, max_inputs: int, most_rows: int, max_hidden_rows: int, group: int, head_dim: int
+    limits: Limits,
+    *,
+    phases: int,
+    max_inputs: int,
+    most_rows: int,
+    max_hidden_rows: int,
+    group: int,
+    head_dim: int,
+    max_neurons: int = 0,
 ) -> SharedLayout:
     """Lay out a CTA's shared memory; whatever is left over becomes ring.
 
     `most_rows` is what the widest phase but the head would like to sum at once; it gets as little as one stage's rows
-    if the ring would otherwise have fewer than 4 stages. Raises ConfigError if even that does not fit.
+    if the ring would otherwise have fewer than 4 stages. `max_neurons`: most neurons of one CTA; 0: the feed-forward is
+    dense. Raises ConfigError if even that does not fit.
     """
     scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
-    fewest_rows = 8 * limits.consumer_warps
+    fewest_rows = max(8 * limits.consumer_warps, round_up(max_hidden_rows, 8) if max_neurons else 0)
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
         parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
         sizes = (
@@ -91,6 +103,7 @@ def shared_layout(
             limits.sequences * max_inputs * 2,
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
+            round_up(12 * max_neurons, 16),
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
         if stages >= MIN_STAGES:
@@ -102,5 +115,5 @@ def shared_layout(
             f"{MIN_STAGES} are needed: use fewer consumer warps, fewer sequences or a smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    rope, heads, sums, words, tasks, x, partial, residual, total = itertools.accumulate(sizes, initial=ring)
-    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, total, max_rows)
+    rope, heads, sums, words, tasks, x, partial, residual, neurons, total = itertools.accumulate(sizes, initial=ring)
+    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, neurons, total, max_rows)

@@ -36,6 +36,8 @@ def validate(plan: Plan) -> None:
             _check_embed(plan, phase, column)
         elif phase.kind in (Kind.ATTENTION, Kind.COMBINE):
             _check_heads(plan, phase, column)
+        elif phase.kind == Kind.GATHER:
+            _check_gather(plan, phase, column)
         elif column["count"].sum() != 1 or column["count"].max() != 1:
             raise PlanError(f"{_name(phase)}: {column['count'].sum()} CTAs choose; it must be one")
         _check_words(plan, phase, column)
@@ -74,11 +76,14 @@ def _check_product(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     _equal(phase, "inputs", busy["inputs"], round_up(place.columns, 4))
     constants = plan.layout.constants
     _equal(phase, "bias", busy["bias"], constants.biases.get((kind, phase.layer), -1) + 1)
-    norms = {"qkv": constants.attention_norms, "gate_up": constants.mlp_norms, "head": (constants.final_norm,)}
+    norms = {"qkv": constants.attention_norms, "head": (constants.final_norm,)}
+    norms |= dict.fromkeys(("gate_up", "gate"), constants.mlp_norms)
     _equal(phase, "norm", busy["norm"], norms[kind][phase.layer] + 1 if kind in norms else 0)
     _check_cover(phase, column, place.row_tiles)
     if phase.kind in (Kind.OUT, Kind.DOWN):
         _check_owner(plan, phase, column)
+    if phase.kind == Kind.GATE and len(busy) < len(column):
+        raise PlanError(f"{_name(phase)}: {len(column) - len(busy)} CTAs have no neurons, so they give no sums")
 
 
 def _check_embed(plan: Plan, phase: PhaseInfo, column: Column) -> None:
@@ -86,6 +91,13 @@ def _check_embed(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     _equal(phase, "flags", column["flags"], Flag.ROWS_4 if rows_4 else 0)
     _equal(phase, "weights", column["weights"], plan.layout.embedding_bytes)
     _check_cover(phase, column, plan.layout.hidden_tiles)
+
+
+def _check_gather(plan: Plan, phase: PhaseInfo, column: Column) -> None:
+    """What all CTAs' neurons give is added up by the residual's owners."""
+    _equal(phase, "flags", column["flags"], Flag.ROWS_4 if plan.layout.tile_rows.residual == 4 else 0)
+    _check_cover(phase, column, plan.layout.hidden_tiles)
+    _check_owner(plan, phase, column)
 
 
 def _check_owner(plan: Plan, phase: PhaseInfo, column: Column) -> None:
@@ -134,6 +146,8 @@ def _check_words(plan: Plan, phase: PhaseInfo, column: Column) -> None:
         Kind.OUT: ("mixed", "x"),
         Kind.GATE_UP: ("x", "inner"),
         Kind.DOWN: ("inner", "x"),
+        Kind.GATE: ("x", "sums"),
+        Kind.GATHER: ("sums", "x"),
         Kind.HEAD: ("x", "best"),
         Kind.CHOOSE: ("best", "token"),
     }[phase.kind]

@@ -1,7 +1,8 @@
 // What every phase of the megakernel works with: the launch's arguments, a CTA's shared memory, and where it stands.
 //
 // Constants of a build: MK_WARPS (that compute), MK_STAGES (of the ring), MK_SEQUENCES, MK_HEAD_DIM, MK_GROUP (query heads
-// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE. Everything else is in the records.
+// of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE, MK_SPARSE (whether the feed-forward
+// reads only the neurons that fire). Everything else is in the records.
 #pragma once
 
 #include "abi.cuh"
@@ -23,7 +24,7 @@ constexpr u32 CONSUMER_BARRIER = 1;
 
 using MegaRing = Ring<MK_STAGES, STAGE_BYTES, MK_WARPS>;
 using MegaCursor = Cursor<MK_STAGES>;
-constexpr bool TRACED = MK_TRACE;
+constexpr bool TRACED = MK_TRACE, SPARSE = MK_SPARSE;
 
 // The launch's arguments, the same for all CTAs.
 struct Launch {
