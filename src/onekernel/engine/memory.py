@@ -48,7 +48,9 @@ def plan_memory(
     constants = layout.constants.rope + context * config.head_dim  # the RoPE table is the last of them
     padded = layout.head.total_bytes > 2 * config.vocab_size * config.hidden_size
     in_flight = max(2 * layer, (1 + padded) * layout.head.total_bytes)  # a tensor, and once more if it is rearranged
-    prefill = max(workspace + layer, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+    prefill = workspace + layer
+    if not layout.sparse:
+        prefill = max(prefill, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
     decode = 8 * plan.exchange_words + plan.choice_bytes
     workspace = max(prefill + decode, in_flight - kv_bytes)  # loaded before there is a cache
     return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)

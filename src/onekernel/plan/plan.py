@@ -152,7 +152,7 @@ def make_plan(
     allow one.
     """
     if active_fraction is not None:
-        check_sparse(config, limits, active_fraction)
+        _check_sparse(config, limits, active_fraction)
     if config.ternary is not None:
         raise ConfigError(
             "the model is ternary and the megakernel reads bf16 weights; the reference backend runs ternary models, "
@@ -194,18 +194,23 @@ def make_plan(
     return Plan(config, limits, layout, header, tasks, buffers, phases, shared, active_fraction)
 
 
-def check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -> None:
-    """Raise ConfigError if the feed-forwards cannot run as sparse ones."""
+def why_not_sparse(config: ModelConfig) -> str | None:
+    """Return why a model's feed-forwards cannot run as sparse ones, or None."""
+    if config.hidden_act not in ("relu", "relu2"):
+        return f"hidden_act is {config.hidden_act}, with which all neurons fire"
+    if config.mlp_bias:
+        return "the feed-forwards have biases"
+    return None
+
+
+def _check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -> None:
     if not 0 <= active_fraction <= 1:
         raise ConfigError(f"active_fraction is {active_fraction}; it is a share of the neurons, from 0 to 1")
-    if config.hidden_act not in ("relu", "relu2"):
-        raise ConfigError(
-            f"hidden_act is {config.hidden_act}: all neurons fire, so plan the feed-forwards as dense ones"
-        )
-    if config.mlp_bias:
-        raise ConfigError("the feed-forwards have biases, which sparse ones do not: plan them as dense ones")
+    reason = why_not_sparse(config)
     if limits.sequences > 1:
-        raise ConfigError(f"sparse feed-forwards take one sequence, not {limits.sequences}: plan them as dense ones")
+        reason = f"they take one sequence, and {limits.sequences} were asked for"
+    if reason is not None:
+        raise ConfigError(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
 
 
 def _phases(config: ModelConfig, layer_kinds: tuple[Kind, ...]) -> tuple[PhaseInfo, ...]:
