@@ -88,6 +88,7 @@ def shape_of(plan: Plan, stages: int = 5) -> MegakernelShape:
         sequences=limits.sequences,
         warps=limits.consumer_warps,
         stages=min(stages, plan.shared.stages),
+        sparse=plan.layout.sparse,
     )
 
 

@@ -172,6 +172,9 @@ class ModelConfig:
         return 2 * self.num_hidden_layers * self.kv_size * element_bytes
 
 
+SparseChoice = Literal["auto", "on", "off"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits and choices of one engine. `max_context` 0 means the model's maximum, None the default of 8,192."""
@@ -190,6 +193,8 @@ class EngineConfig:
     kv_tokens: int | None = None
     """Positions of the KV cache over all sequences, at least one context; 0: one context; None: four contexts, or what
     half of the memory allows that is free beyond the first."""
+    sparse: SparseChoice = "auto"
+    """Whether the megakernel reads only the neurons that fire; auto: of models with a ReLU gate."""
 
     def __post_init__(self) -> None:
         if isinstance(self.max_context, int) and self.max_context < 0:
@@ -209,6 +214,8 @@ class EngineConfig:
             raise ConfigError(f"dtype is {self.dtype!r}; it must be auto, bfloat16 or float32")
         if self.backend not in ("auto", "reference", "megakernel"):
             raise ConfigError(f"backend is {self.backend!r}; it must be auto, reference or megakernel")
+        if self.sparse not in ("auto", "on", "off"):
+            raise ConfigError(f"sparse is {self.sparse!r}; it must be auto, on or off")
 
 
 def context_tokens(asked: int | None, model: ModelConfig) -> int:

@@ -28,6 +28,7 @@ class LLM:
     dtype: "auto" (bf16, or float32 for a float32 checkpoint on a CPU), "bfloat16" or "float32". max_context: tokens of
     prompt and answer together; None: the smaller of the model's maximum and 8,192; 0: the model's maximum.
     slice_tokens, max_waiting, prefix_cache, kv_tokens: how requests share the engine, see `EngineConfig`.
+    sparse: whether the megakernel reads only the neurons that fire, of models with a ReLU gate.
     load_format "dummy": random weights for a config.json or the name of a shipped configuration.
 
     Raises ModelError, ConfigError, MemoryLimitError, DeviceError (see `onekernel.errors`).
@@ -46,6 +47,7 @@ class LLM:
         max_waiting: int = 256,
         prefix_cache: bool = True,
         kv_tokens: int | None = None,
+        sparse: Literal["auto", "on", "off"] = "auto",
         revision: str | None = None,
         load_format: Literal["auto", "dummy"] = "auto",
         listener: Listener | None = None,
@@ -60,6 +62,7 @@ class LLM:
             max_waiting=max_waiting,
             prefix_cache=prefix_cache,
             kv_tokens=kv_tokens,
+            sparse=sparse,
         )
         self._loaded = load_engine(str(model), options, revision=revision, load_format=load_format, listener=listener)
 

@@ -32,6 +32,7 @@ _FLAG_OF = {
     "max_waiting": "--max-waiting",
     "prefix_cache": "--no-prefix-cache",
     "kv_tokens": "--kv-tokens",
+    "sparse": "--sparse",
 }
 """Config field -> the flag that sets it, for messages."""
 
@@ -57,6 +58,9 @@ def add_model(parser: argparse.ArgumentParser, *, running: bool = True) -> None:
     group.add_argument("--dtype", metavar="TYPE", default="auto", help="auto (default), bfloat16 or float32")
     if running:
         group.add_argument("--backend", metavar="NAME", default="auto", help="auto (default), reference or megakernel")
+        group.add_argument(
+            "--sparse", metavar="NAME", default="auto", help="read only neurons that fire: auto (default), on or off"
+        )
         group.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all it may use)")
 
 

@@ -77,6 +77,7 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
         ("parameters", f"{facts.parameters:,}"),
         ("in the files", stored),
         ("in memory", f"{format_bytes(facts.memory_bytes)} as {kinds_in_memory}"),
+        *_neurons(config),
         ("context", f"{facts.context_limit} tokens, RoPE base {config.rope_theta:g}{stretch}"),
         (
             "KV cache",
@@ -93,6 +94,14 @@ def describe(facts: ModelFacts) -> list[tuple[str, str]]:
             f"({facts.limit_tokens_per_s_full_context:.1f} at the end of the context)",
         ),
     ]
+
+
+def _neurons(config: ModelConfig) -> list[tuple[str, str]]:
+    """Return the line about neurons that may not fire, if there are any."""
+    if config.hidden_act == "silu" or config.ternary is not None:
+        return []
+    many = f"{config.intermediate_size} a layer behind a ReLU gate"
+    return [("neurons", f"{many}; generate --json and trace --summary say how many fire in the megakernel")]
 
 
 def _ternary(config: ModelConfig) -> str:

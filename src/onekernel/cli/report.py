@@ -26,9 +26,10 @@ def completion_json(completion: Completion, llm: LLM) -> dict[str, Any]:
     """Return everything about an answer. `timings` has llama.cpp's keys (its server's README) and ours.
 
     prompt_* is about prefill, all prompt tokens but the last; predicted_ms is from the first token to the last, so its
-    rate is over predicted_n - 1.
+    rate is over predicted_n - 1. `active_neurons`, of sparse feed-forwards in the megakernel, is a mean for each layer.
     """
     loaded, timings, usage = llm.loaded, completion.timings, completion.usage
+    active = getattr(loaded.engine.backend, "active_neurons", None)
     return {
         "text": completion.text,
         "thinking": completion.thinking,
@@ -57,6 +58,7 @@ def completion_json(completion: Completion, llm: LLM) -> dict[str, Any]:
         "backend": loaded.engine.backend.name,
         "device": loaded.engine.backend.device,
         "dtype": str(loaded.dtype).removeprefix("torch."),
+        **({} if active is None else {"active_neurons": list(active)}),
     }
 
 

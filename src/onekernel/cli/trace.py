@@ -92,4 +92,6 @@ def table(timeline: Timeline, rows: list[KindTimes]) -> list[str]:
             f"{row.total_us / row.phases:>7.2f} " + " ".join(f"{part:>8.1f}" for part in parts)
         )
     lines.append(f"{'token':<10} {'':>5} {sum(row.megabytes for row in rows):>8.1f} {timeline.token_us:>8.1f}")
+    if timeline.active_neurons is not None:
+        lines.append("neurons that fired, by layer: " + " ".join(f"{n:.0f}" for n in timeline.active_neurons))
     return lines

@@ -176,7 +176,7 @@ def _plan(
     """Return the plan of the megakernel, or why it is not used; raises ConfigError if it was asked for."""
     if options.backend == "reference":
         return Planned(None, "the reference was asked for")
-    planned = plan_megakernel(config, device, dtype, context, vocab_limit)
+    planned = plan_megakernel(config, device, dtype, context, vocab_limit, sparse=options.sparse)
     if planned.plan is None and options.backend == "megakernel":
         raise ConfigError(f"backend megakernel is not possible: {planned.reason}; use --backend auto or reference")
     return planned

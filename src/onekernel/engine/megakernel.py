@@ -76,6 +76,7 @@ class Megakernel:
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
         self._slots = torch.zeros(MAX_LAUNCH_TOKENS, sequences, dtype=torch.int64, pin_memory=pinned)
         self._words = self._slots.numpy()
+        self._limit = 0
         self._cancel = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
         self.logits = torch.empty(sequences, plan.config.vocab_size, dtype=torch.float32, device=device)
         self._choose = ChooseBuffers(plan, device)
@@ -118,6 +119,7 @@ class Megakernel:
             raise ConfigError(f"{len(stop_ids)} stop token ids were given; the kernel takes at most {MAX_STOP_IDS}")
         windows, trace = windows or Windows(), trace or self._untraced
         self._words[:limit] = 0
+        self._limit = limit
         self._cancel.zero_()
         self.watch.abort.zero_()
         self.watch.records.zero_()
@@ -173,6 +175,20 @@ class Megakernel:
             return Slot(0, last, Failure(token_id))
         report = self._choose.report(index, sequence)
         return None if report is None else Slot(token_id, last, None, *report)
+
+    def active_neurons(self) -> tuple[float, ...] | None:
+        """Return how many neurons of each layer fired, a mean over the tokens of the launch that has ended.
+
+        None if the feed-forwards are dense, or if no token was made.
+        """
+        made = 0
+        while made < self._limit and int(self._words[made, 0]) >> 32 == made + 1:
+            made += 1
+        if not self.plan.layout.sparse or not made:
+            return None
+        start = int(self.plan.header["counts_word"])
+        counts = self.exchange[start : start + self.plan.config.num_hidden_layers].tolist()
+        return tuple(count / made for count in counts)
 
     def cancel(self) -> None:
         """Ask the running launch to end after the token it is at."""

@@ -53,6 +53,8 @@ class MegakernelBackend(PagedBackend):
         )
         self.megakernel = megakernel
         self._prefill = prefill
+        self.active_neurons: tuple[float, ...] | None = None
+        """How many neurons of each layer fired for a token of the last launch; None if the feed-forwards are dense."""
         self._launch_tokens = launch_tokens
         self.patience = patience or Patience()
         self._table_pages = limits.table_pages
@@ -125,6 +127,7 @@ class MegakernelBackend(PagedBackend):
                     return
         finally:
             running.end()
+            self.active_neurons = self.megakernel.active_neurons()
 
     def _no_token(self, failure: Failure, position: int) -> OnekernelError:
         match failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from onekernel.config import MAX_TOP_LOGPROBS, ModelConfig, Sampling
+from onekernel.config import MAX_TOP_LOGPROBS, ModelConfig, Sampling, SparseChoice
 from onekernel.device.cache import KernelCache, default_cache
 from onekernel.device.cuda_kernel import load_kernel
 from onekernel.device.facts import DeviceFacts, facts
@@ -24,7 +25,7 @@ from onekernel.kernels.megakernel import MegakernelShape, consumer_warps
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.limits import Limits
-from onekernel.plan.plan import Plan, make_plan
+from onekernel.plan.plan import ASSUMED_ACTIVE_FRACTION, Plan, make_plan, why_not_sparse
 from onekernel.weights.arena import UNIT_BYTES
 
 Prefill = Literal["torch", "packed"]
@@ -50,8 +51,12 @@ def plan_megakernel(
     context: int,
     vocab_limit: int,
     read: Callable[[str], DeviceFacts] = facts,
+    sparse: SparseChoice = "auto",
 ) -> Planned:
-    """Plan the model for a device, before anything is allocated there; never raises for what cannot be planned."""
+    """Plan the model for a device, before anything is allocated there; never raises for what cannot be planned.
+
+    `sparse` says whether feed-forwards read only the neurons that fire; "auto": where the model's activation allows it.
+    """
     if not device.startswith("cuda"):
         return Planned(None, f"the megakernel needs a GPU and the device is {device}")
     if dtype is not torch.bfloat16:
@@ -65,17 +70,28 @@ def plan_megakernel(
             num_pages=pages_for(context),
             shared_bytes=found.shared_bytes_per_block,
         )
-        return Planned(first_plan(config, limits, architecture(found), vocab_limit))
+        return Planned(first_plan(config, limits, architecture(found), vocab_limit, sparse))
     except (DeviceError, ConfigError) as error:
         return Planned(None, str(error))
 
 
-def first_plan(config: ModelConfig, limits: Limits, arch: str, vocab_limit: int | None = None) -> Plan:
-    """Return the plan with the most consumer warps, whatever `limits` says of them; raises the last ConfigError."""
-    for warps in dict.fromkeys((consumer_warps(arch, limits.sequences), FEWEST_WARPS)):
+def first_plan(
+    config: ModelConfig, limits: Limits, arch: str, vocab_limit: int | None = None, sparse: SparseChoice = "auto"
+) -> Plan:
+    """Return the plan with the most consumer warps, whatever `limits` says of them, sparse before dense.
+
+    Raises the ConfigError of the last try.
+    """
+    fractions: list[float | None] = []
+    if sparse == "on" or (sparse == "auto" and why_not_sparse(config) is None):
+        fractions.append(ASSUMED_ACTIVE_FRACTION)
+    if sparse != "on":
+        fractions.append(None)
+    warp_counts = dict.fromkeys((consumer_warps(arch, limits.sequences), FEWEST_WARPS))
+    for active_fraction, warps in itertools.product(fractions, warp_counts):
         tried = replace(limits, consumer_warps=warps, stage_bytes=warps * UNIT_BYTES)
         try:
-            return make_plan(config, tried, vocab_limit=vocab_limit)
+            return make_plan(config, tried, vocab_limit=vocab_limit, active_fraction=active_fraction)
         except ConfigError as error:
             refused = error
         except OverflowError as error:
@@ -89,7 +105,11 @@ def assemble(
     """Put a plan, its packed weights and a kernel for `device` together, with a cache of the plan's pages."""
     limits, cache = plan.limits, cache or default_cache()
     shape = MegakernelShape.of(
-        plan.config, sequences=limits.sequences, warps=limits.consumer_warps, stages=plan.shared.stages
+        plan.config,
+        sequences=limits.sequences,
+        warps=limits.consumer_warps,
+        stages=plan.shared.stages,
+        sparse=plan.layout.sparse,
     )
     spec = shape.spec(architecture(facts(device)))
     if not cache.holds(spec):
@@ -109,9 +129,14 @@ def traced(megakernel: Megakernel, device: str, cache: KernelCache | None = None
 def prefill_kernels(
     megakernel: Megakernel, device: str, which: Prefill | None = None, cache: KernelCache | None = None
 ) -> PackedPrefill | None:
-    """Return the kernels that compute prompts, or None where PyTorch does: by choice, or for heads that do not fit."""
+    """Return the kernels that compute prompts, or None where PyTorch does.
+
+    By choice, for heads that do not fit, and for feed-forwards packed as neurons, which these kernels do not read.
+    """
     packed, found = megakernel.packed, facts(device)
-    if (which or PREFILL) == "torch" or why_not(packed.config, found.shared_bytes_per_block) is not None:
+    if (which or PREFILL) == "torch" or packed.layout.sparse:
+        return None
+    if why_not(packed.config, found.shared_bytes_per_block) is not None:
         return None
     return PackedPrefill(
         packed,

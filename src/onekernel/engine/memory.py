@@ -55,7 +55,9 @@ def plan_memory(
         in_flight = max(
             2 * layer, (1 + padded) * layout.head.total_bytes
         )  # a tensor, and once more if it is rearranged
-        prefill = max(workspace + layer, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+        prefill = workspace + layer
+        if not layout.sparse:
+            prefill = max(prefill, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
     else:
         codes = [layout.matrices[kind, 0].rows * layout.matrices[kind, 0].columns for kind in LAYER_MATRICES]
         in_flight = sum(codes) + _PACKING * max(codes)

@@ -13,6 +13,8 @@ enum class Kind : u32 {
   DOWN = 6,
   HEAD = 7,
   CHOOSE = 8,
+  GATE = 9,
+  GATHER = 10,
 };
 
 constexpr u32 FLAG_ROWS_4 = 1u;
@@ -104,8 +106,10 @@ struct Header {
   u32 gate_up_scales;  // constants: the same of gate_up
   u32 down_scales;  // constants: the same of down
   u32 layer_scales;  // floats from a layer's scales to those of the next, or of a head of int8
+  u32 neuron_tiles;  // row tiles of a sparse feed-forward's gate, behind which its neurons lie
+  u32 counts_word;  // exchange: COUNTS, neurons that fired in each layer since the launch began
 };
-static_assert(sizeof(Header) == 168);
+static_assert(sizeof(Header) == 176);
 
 // How the tokens of one sequence are chosen, for one launch.
 struct Sampling {

@@ -9,14 +9,16 @@
 #include "phases/combine/kernel.cuh"
 #include "phases/down/kernel.cuh"
 #include "phases/embed/kernel.cuh"
+#include "phases/gate/kernel.cuh"
 #include "phases/gate_up/kernel.cuh"
+#include "phases/gather/kernel.cuh"
 #include "phases/head/kernel.cuh"
 #include "phases/out/kernel.cuh"
 #include "phases/qkv/kernel.cuh"
 
 __device__ __forceinline__ bool is_product(u32 kind) {
   return kind == static_cast<u32>(Kind::QKV) || kind == static_cast<u32>(Kind::OUT) || kind == static_cast<u32>(Kind::GATE_UP) ||
-         kind == static_cast<u32>(Kind::DOWN) || kind == static_cast<u32>(Kind::HEAD);
+         kind == static_cast<u32>(Kind::DOWN) || kind == static_cast<u32>(Kind::HEAD) || (SPARSE && kind == static_cast<u32>(Kind::GATE));
 }
 
 // The one thread that fills the ring.
@@ -119,11 +121,13 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::ATTENTION) return attention_phase(m, task);
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
+  if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
   const auto give = [&](const Rows& rows, u32 sequence, u32 row, float2 value) {
     if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
     if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
     if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+    if (SPARSE && kind == Kind::GATE) gate_rows(m, task, rows, row, value);
   };
   bool ok = true;
   if (task.count == 0) {
@@ -138,6 +142,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
       for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) { give(rows, sequence, row, value); });
     });
   }
+  if (SPARSE && kind == Kind::GATE && ok && task.count > 0) firing_rows(m, task);
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
     if (m.launch.choosing.mode == CHOOSE_GREEDY)

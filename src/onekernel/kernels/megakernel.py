@@ -39,9 +39,13 @@ class MegakernelShape:
     head_int8: bool = False
     traced: bool = False
     """Whether the kernel writes down where a token's time goes."""
+    sparse: bool = False
+    """Whether the feed-forwards read only the neurons that fire."""
 
     @classmethod
-    def of(cls, config: ModelConfig, *, sequences: int, warps: int, stages: int) -> MegakernelShape:
+    def of(
+        cls, config: ModelConfig, *, sequences: int, warps: int, stages: int, sparse: bool = False
+    ) -> MegakernelShape:
         """Return the shape for a model."""
         group = config.num_attention_heads // config.num_key_value_heads
         ternary = config.ternary
@@ -56,6 +60,7 @@ class MegakernelShape:
             ternary is not None,
             ternary.group or 0 if ternary is not None else 0,
             ternary is not None and ternary.head == "int8",
+            sparse=sparse,
         )
 
     @property
@@ -80,6 +85,7 @@ class MegakernelShape:
                 "MK_SCALE_GROUP": self.scale_group,
                 "MK_HEAD_INT8": int(self.head_int8),
                 "MK_TRACE": int(self.traced),
+                "MK_SPARSE": int(self.sparse),
             },
             arch=arch,
             params=(

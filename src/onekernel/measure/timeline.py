@@ -39,6 +39,8 @@ class Timeline:
     """(steps,): times at which the bytes on their way change, over all SMs."""
     in_flight_bytes: npt.NDArray[np.int64]
     """(steps,): from that time on. A copy counts until its loader sees that it has landed."""
+    active_neurons: tuple[float, ...] | None = None
+    """How many neurons of each layer fired, a mean over the launch; None if the feed-forwards are dense."""
 
     @property
     def token_us(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def trace_token(backend: MegakernelBackend, prompt: Sequence[int], token: int) -
             words = trace_launch(megakernel, prompt, table, token, backend.patience)
     finally:
         backend.release(own)
-    return read_timeline(megakernel.plan, words)
+    return replace(read_timeline(megakernel.plan, words), active_neurons=megakernel.active_neurons())
 
 
 def trace_launch(

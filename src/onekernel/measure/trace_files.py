@@ -22,6 +22,8 @@ _KIND_COLORS = {
     Kind.OUT: "#a6cee3",
     Kind.GATE_UP: "#08519c",
     Kind.DOWN: "#4292c6",
+    Kind.GATE: "#08519c",
+    Kind.GATHER: "#4292c6",
     Kind.HEAD: "#54278f",
     Kind.CHOOSE: "#fb9a99",
 }

@@ -14,6 +14,7 @@ from onekernel.phases.linear import Weight
 from onekernel.phases.ternary import Int8Rows, TernaryReference
 from onekernel.weights.arena import QUANTISED_ROWS, MatrixKind, MatrixPlace, WeightLayout, round_up, scales_of_row
 from onekernel.weights.dense import PackedDense
+from onekernel.weights.neurons import PackedNeurons, places_of
 from onekernel.weights.ternary.int8_rows import pack_rows, unpack_rows
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
@@ -34,9 +35,12 @@ class PackedModel:
     def matrix(self, kind: MatrixKind, layer: int = 0, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return a copy of one matrix, bf16 (rows, columns); gate_up's gate rows come before its up rows.
 
-        `out`, if given, is bytes for it, at least its place's `total_bytes`; nothing else is allocated. The rows of the
-        result lie as far apart as the padded columns.
+        `out`, if given, is bytes for it, at least `matrix_bytes` says; nothing else is allocated. The rows of the
+        result lie as far apart as the padded columns. Of a sparse layout gate_up and down are put together from the
+        gate and the neurons, with as much again on the way, and down is a transposed view.
         """
+        if self.layout.sparse and kind in ("gate_up", "down"):
+            return self._from_neurons(kind, layer, out)
         place = self.layout.matrices[kind, layer]
         out = self.arena.new_empty(place.total_bytes) if out is None else out[: place.total_bytes]
         matrix = out.view(torch.bfloat16).view(place.padded_rows, place.padded_columns)
@@ -81,6 +85,26 @@ class PackedModel:
         tiles = self.arena[place.offset_bytes : place.offset_bytes + place.total_bytes]
         return unpack_rows(tiles, place.rows, place.columns), self.scales("head", 0)[: place.rows]
 
+    def neurons(self, layer: int) -> PackedNeurons:
+        """Return the neurons of a layer of a sparse layout, a view of the arena."""
+        place, config = self.layout.neurons[layer], self.config
+        part = self.arena[place.offset_bytes : place.offset_bytes + place.total_bytes].view(torch.bfloat16)
+        return PackedNeurons(part.view(place.places, 2, place.width), config.intermediate_size, config.hidden_size)
+
+    def _from_neurons(self, kind: MatrixKind, layer: int, out: torch.Tensor | None) -> torch.Tensor:
+        size, inner = matrix_bytes(self.layout, kind), self.config.intermediate_size
+        out = self.arena.new_empty(size) if out is None else out[:size]
+        matrix, neurons = out.view(torch.bfloat16).view(-1, self.config.hidden_size), self.neurons(layer)
+        if kind == "down":
+            return matrix.copy_(neurons.down()).t()
+        place = self.layout.matrices["gate", layer]
+        packed = PackedDense(tiles_of(self.arena, place), place.rows, place.columns, place.tile_rows).by_rows()
+        at = places_of(inner, place.padded_rows).to(self.arena.device)
+        gate = packed[at // place.tile_rows, at % place.tile_rows].reshape(inner, -1)
+        matrix[:inner].copy_(gate[:, : self.config.hidden_size])
+        matrix[inner:].copy_(neurons.up())
+        return matrix
+
     def bias(self, kind: MatrixKind, layer: int) -> torch.Tensor | None:
         """Return a matrix's bias, float32 (rows), in the order of the rows of `matrix`; None if it has none."""
         offset = self.layout.constants.biases.get((kind, layer))
@@ -123,6 +147,14 @@ class PackedModel:
     def write_rope(self, table: torch.Tensor) -> None:
         """Overwrite the first rows of the RoPE table with `rope_table`'s (2, tokens, head_dim / 2), on any device."""
         self.rope[:, : table.shape[1]].copy_(table)
+
+
+def matrix_bytes(layout: WeightLayout, kind: MatrixKind) -> int:
+    """Return the bytes that one unpacked matrix takes, whatever the layer."""
+    if not layout.sparse or kind not in ("gate_up", "down"):
+        return layout.matrices[kind, 0].total_bytes
+    gate = layout.matrices["gate", 0]
+    return 2 * gate.rows * gate.columns * (2 if kind == "gate_up" else 1)
 
 
 def tiles_of(arena: torch.Tensor, place: MatrixPlace) -> torch.Tensor:
@@ -189,7 +221,11 @@ def pack_layer(packed: PackedModel, layer: int, weights: LayerWeights) -> None:
     ):
         if sub_norm is not None:
             _copy_floats(packed, offsets[layer], sub_norm)
+    if packed.layout.sparse:
+        _pack_neurons(packed, layer, weights)
     for kind, matrix, bias in _matrices(weights):
+        if (kind, layer) not in packed.layout.matrices:
+            continue  # among the neurons, and without biases
         pack_weight(packed, kind, layer, matrix)
         if bias is not None:
             rows = _interleaved(packed, layer, bias) if kind == "gate_up" else bias
@@ -230,11 +266,27 @@ def pack_matrix(packed: PackedModel, kind: MatrixKind, layer: int, matrix: torch
     PackedDense.pack(rows, place.tile_rows, tiles_of(packed.arena, place))
 
 
+def _pack_neurons(packed: PackedModel, layer: int, weights: LayerWeights) -> None:
+    """Pack a layer's feed-forward as a gate, whose rows lie as the neurons do, and neurons."""
+    gate, up = _dense(weights.gate_up).chunk(2)
+    place = packed.layout.matrices["gate", layer]
+    rows = gate.new_zeros(place.padded_rows, gate.shape[1])
+    rows[places_of(len(gate), len(rows)).to(gate.device)] = gate
+    pack_matrix(packed, "gate", layer, rows)
+    packed.neurons(layer).pack(up, _dense(weights.down))
+
+
 def _matrices(weights: LayerWeights) -> Iterator[tuple[MatrixKind, Weight, torch.Tensor | None]]:
     yield "qkv", weights.qkv, weights.qkv_bias
     yield "out", weights.out, weights.out_bias
     yield "gate_up", weights.gate_up, weights.gate_up_bias
     yield "down", weights.down, weights.down_bias
+
+
+def _dense(weight: Weight) -> torch.Tensor:
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"only dense matrices are packed here, not {type(weight).__name__}")
+    return weight
 
 
 def _interleaved(packed: PackedModel, layer: int, rows: torch.Tensor) -> torch.Tensor:

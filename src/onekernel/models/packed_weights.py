@@ -12,7 +12,7 @@ from typing import overload
 import torch
 
 from onekernel.models.model import LayerWeights
-from onekernel.models.packed import PackedModel
+from onekernel.models.packed import PackedModel, matrix_bytes
 from onekernel.phases.linear import Matrix, Weight
 from onekernel.phases.ternary import Int8Rows, TernaryReference
 from onekernel.weights.arena import LAYER_MATRICES, QUANTISED_ROWS, MatrixKind, WeightLayout
@@ -20,9 +20,15 @@ from onekernel.weights.ternary.packed import PackedTernary
 
 
 def scratch_bytes(layout: WeightLayout) -> int:
-    """Return the bytes of one unpacked layer; ternary matrices are never unpacked."""
-    places = (layout.matrices[kind, 0] for kind in LAYER_MATRICES)
-    return sum(place.total_bytes for place in places if place.form == "bf16")
+    """Return the bytes of one unpacked layer, and of what unpacking neurons takes on the way."""
+    return sum(_sizes(layout).values()) + (matrix_bytes(layout, "gate_up") if layout.sparse else 0)
+
+
+def _sizes(layout: WeightLayout) -> dict[MatrixKind, int]:
+    """Bytes of a layer's unpacked matrices; ternary ones are never unpacked."""
+    if layout.matrices["qkv", 0].form != "bf16":
+        return {}
+    return {kind: matrix_bytes(layout, kind) for kind in LAYER_MATRICES}
 
 
 PlacePacked = Callable[[PackedTernary], Matrix]
@@ -117,11 +123,10 @@ class PackedLayers(Sequence[LayerWeights]):
     def _unpack(self, layer: int) -> LayerWeights:
         packed, config, constants = self._packed, self._packed.config, self._packed.layout.constants
         parts: dict[MatrixKind, torch.Tensor] = {}
-        if config.ternary is None:
+        if sizes := _sizes(packed.layout):
             if self._scratch is None:
-                self._scratch = packed.arena.new_empty(scratch_bytes(packed.layout))
-            sizes = [packed.layout.matrices[kind, 0].total_bytes for kind in LAYER_MATRICES]
-            parts = dict(zip(LAYER_MATRICES, self._scratch.split(sizes), strict=True))
+                self._scratch = packed.arena.new_empty(sum(sizes.values()))
+            parts = dict(zip(sizes, self._scratch.split(list(sizes.values())), strict=True))
 
         def matrix(kind: MatrixKind) -> Weight:
             if kind in parts:

@@ -35,6 +35,8 @@ class Words:
     inner: int
     best: int
     token: int
+    sums: int = 0
+    counts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ class Kind(IntEnum):
     DOWN = 6
     HEAD = 7
     CHOOSE = 8
+    GATE = 9
+    """Of a sparse feed-forward: the gate's product, then the rows of the CTA's neurons that fire."""
+    GATHER = 10
+    """The owners of hidden rows add up what the CTAs' neurons gave."""
 
 
 class Flag(IntEnum):
@@ -141,6 +145,8 @@ HEADER = Record(
         Field("gate_up_scales", "u32", "constants: the same of gate_up"),
         Field("down_scales", "u32", "constants: the same of down"),
         Field("layer_scales", "u32", "floats from a layer's scales to those of the next, or of a head of int8"),
+        Field("neuron_tiles", "u32", "row tiles of a sparse feed-forward's gate, behind which its neurons lie"),
+        Field("counts_word", "u32", "exchange: COUNTS, neurons that fired in each layer since the launch began"),
     ),
 )
 

@@ -18,7 +18,7 @@ from onekernel.phases.combine.reference import combine
 from onekernel.plan.abi import TASK, TOKEN_FAILED, TOKEN_STOP, Flag, Kind
 from onekernel.plan.chunks import chunks, owner, slices
 from onekernel.plan.exchange import F32, Wait, bf16_to_float, float_to_bf16, round_bf16
-from onekernel.plan.machine import Machine
+from onekernel.plan.machine import F64, Machine
 from onekernel.plan.quantised import QuantisedRows, normed
 from onekernel.weights.arena import QUANTISED_ROWS
 from onekernel.weights.ternary.packed import UNIT_COLUMNS
@@ -37,6 +37,8 @@ class Cta:
         names = TASK.dtype.names or ()
         self.tasks: list[Task] = [{name: int(task[name]) for name in names} for task in machine.plan.tasks[index]]
         self.residual: list[F32] = [np.zeros(0, np.float32) for _ in self.sequences]
+        self.inputs: tuple[F64, np.float32] = np.zeros(0), np.float32(1)
+        """A product's inputs of the last sequence, padded, and the norm's factor of its results."""
         self.token, self.phase = 0, 0
         self.stopped = [False for _ in self.sequences]
         self.over = False
@@ -48,6 +50,8 @@ class Cta:
             Kind.OUT: self._add_to_residual,
             Kind.GATE_UP: self._gate_up,
             Kind.DOWN: self._add_to_residual,
+            Kind.GATE: self._gate,
+            Kind.GATHER: self._gather,
             Kind.HEAD: self._head,
             Kind.CHOOSE: self._choose,
         }
@@ -128,6 +132,7 @@ class Cta:
                 x = round_bf16(x * machine.floats(task["norm"] - 1, inputs))
             padded = np.zeros(weights.shape[1])
             padded[:inputs] = x
+            self.inputs = padded, np.float32(factor)
             done(s, (weights @ padded).astype(np.float32) * factor + bias)
 
     def _qkv(self, task: Task) -> Waits:
@@ -160,6 +165,36 @@ class Cta:
             self.machine.exchange.give_bf16(word, _activate(gate, self.machine.plan.config.hidden_act) * up, self._tag)
 
         yield from self._product(task, header["x_words"], publish)
+
+    def _gate(self, task: Task) -> Waits:
+        machine, header = self.machine, self.machine.header
+
+        def publish(s: int, gates: F32) -> None:
+            rows = machine.neurons(task["layer"], task["first"] * _tile_rows(task), len(gates))
+            fire = np.flatnonzero(~(gates <= 0))
+            x, factor = self.inputs
+            ups = (rows[fire, 0] @ x).astype(np.float32) * factor
+            sums = np.zeros(header["hidden_rows"], np.float32)
+            inner = round_bf16(_activate(gates[fire], machine.plan.config.hidden_act) * ups)
+            for value, down in zip(inner, rows[fire, 1, : len(sums)].astype(np.float32), strict=True):
+                sums += value * down
+            word = task["out_word"] + self.index * header["hidden_rows"]
+            machine.exchange.give(word, sums.view(np.uint32), self._tag)
+
+        yield from self._product(task, header["x_words"], publish)
+
+    def _gather(self, task: Task) -> Waits:
+        machine, header, tile_rows = self.machine, self.machine.header, _tile_rows(task)
+        first, rows = task["first"] * tile_rows, task["count"] * tile_rows
+        sums = np.zeros(rows, np.float32)
+        for giver in range(header["ctas"]):
+            wait = self._awaited(task, task["in_word"] + giver * header["hidden_rows"] + first, rows)
+            yield wait
+            sums += machine.exchange.take(wait).view(np.float32)
+        if rows != len(self.residual[0]):
+            raise PlanError(f"phase {self.phase}: {rows} rows for a residual of {len(self.residual[0])}")
+        self.residual[0] = self.residual[0] + sums
+        machine.exchange.give_bf16(task["out_word"] + first // 2, self.residual[0], self._tag)
 
     def _attention(self, task: Task) -> Waits:
         for s in self.sequences:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from onekernel.config import PAGE_TOKENS
 from onekernel.phases.frame import Ints
-from onekernel.plan.abi import Kind
+from onekernel.plan.abi import Flag, Kind
 from onekernel.plan.chunks import blocks, chunks, owner, slices
 from onekernel.plan.plan import Plan, tile_rows
 
@@ -83,7 +83,22 @@ def _product_ranges(plan: Plan, phase: int) -> tuple[Ints, Ints]:
     takes = _ranges(in_word, np.where(count > 0, inputs // 2, 0))
     if kind == Kind.HEAD:
         return takes, _ranges(tasks["out_word"] + 2 * np.arange(len(tasks)), np.full_like(count, 2))
+    if kind == Kind.GATE:
+        rows = int(plan.header["hidden_rows"])
+        start = tasks["out_word"] + np.arange(len(tasks)) * rows
+        return takes, _ranges(start, np.where(count > 0, rows, 0))
+    if kind == Kind.GATHER:
+        takes = _gathered(plan, phase)
     return takes, _rows_given(plan, phase)
+
+
+def _gathered(plan: Plan, phase: int) -> Ints:
+    """Return (ctas, ctas, 2): a float32 a word, for each of a CTA's hidden rows from every CTA."""
+    tasks = plan.tasks[:, phase]
+    rows = np.where(tasks["flags"] & Flag.ROWS_4, 4, 8)
+    first, count = tasks["first"].astype(np.int64) * rows, tasks["count"].astype(np.int64) * rows
+    start = (tasks["in_word"] + first)[:, None] + np.arange(len(tasks)) * int(plan.header["hidden_rows"])
+    return np.stack((start, start + count[:, None]), axis=-1)
 
 
 def _rows_given(plan: Plan, phase: int) -> Ints:

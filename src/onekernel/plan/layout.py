@@ -48,33 +48,43 @@ TOLERATED_WASTE = 0.05
 
 
 def choose_layout(
-    config: ModelConfig, choice: TileRowsChoice, context_tokens: int, slowest: Callable[[WeightLayout], float]
+    config: ModelConfig,
+    choice: TileRowsChoice,
+    context_tokens: int,
+    slowest: Callable[[WeightLayout], float],
+    active_fraction: float | None = None,
 ) -> WeightLayout:
     """Return the layout with the tile rows that were asked for; "auto": 8 rows unless they waste more than 5 %.
 
+    `active_fraction`: of a sparse feed-forward's neurons, those that are assumed to fire; None: it is dense.
     `slowest` says how many bytes of matrices per token the most loaded CTA would read, times the number of CTAs. Of all
     ways to use 4-row tiles the one with the least waste is taken, and of equals the one with the most 8-row tiles.
     """
+
+    def layout_of(tile_rows: TileRows) -> WeightLayout:
+        return weight_layout(config, tile_rows, context_tokens=context_tokens, sparse=active_fraction is not None)
+
     if isinstance(choice, TileRows):
-        return weight_layout(config, choice, context_tokens=context_tokens)
+        return layout_of(choice)
     if choice != "auto":
-        return weight_layout(config, TileRows(choice, choice, choice, choice), context_tokens=context_tokens)
-    best = weight_layout(config, TileRows(), context_tokens=context_tokens)
+        return layout_of(TileRows(choice, choice, choice, choice))
+    best = layout_of(TileRows())
     least = slowest(best)
     if config.ternary is not None:
         # Only the head can choose, and only if it is dense: most of the bytes are there.
-        other = weight_layout(config, TileRows(head=4), context_tokens=context_tokens)
+        other = layout_of(TileRows(head=4))
         return best if least <= slowest(other) else other
+    matrices = 3 if active_fraction is None else 1 + 2 * active_fraction
     needed = (
         config.num_hidden_layers
         * config.hidden_size
-        * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
+        * (2 * config.q_size + 2 * config.kv_size + matrices * config.intermediate_size)
     )
     needed_bytes = 2 * (needed + config.vocab_size * config.hidden_size)
     if least <= (1 + TOLERATED_WASTE) * needed_bytes:
         return best
     for rows in sorted(itertools.product(get_args(Rows), repeat=4), key=sum, reverse=True):
-        layout = weight_layout(config, TileRows(*rows), context_tokens=context_tokens)
+        layout = layout_of(TileRows(*rows))
         if slowest(layout) < least:
             best, least = layout, slowest(layout)
     return best

@@ -75,6 +75,14 @@ class Machine:
             self._matrices[key] = bf16_to_float(rows).astype(np.float64)
         return self._matrices[key]
 
+    def neurons(self, layer: int, first: int, count: int) -> F64:
+        """Return neurons of a sparse feed-forward, (count, 2, width) in float64: up in the inputs' order, then down."""
+        place = self.plan.layout.neurons[layer]
+        start = place.offset_bytes + first * place.neuron_bytes
+        rows = self.arena[start : start + count * place.neuron_bytes].view(np.uint16).reshape(count, 2, place.width)
+        up = rows[:, 0].reshape(count, -1, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(count, -1)
+        return bf16_to_float(np.stack((up, rows[:, 1]), axis=1)).astype(np.float64)
+
     def cached(self, layer: int, head: int, sequence: int, position: int) -> npt.NDArray[np.uint16]:
         """Return the place of a position's key and value, (2, head_dim), to read and to write."""
         page = self.page_table[sequence, position // PAGE_TOKENS]

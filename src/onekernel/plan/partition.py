@@ -36,25 +36,41 @@ class Partition:
     hidden: Share
     heads: HeadShare
 
-    def bytes_per_cta(self, layout: WeightLayout) -> Ints:
-        """Return the bytes of matrices each CTA reads per token, (ctas,)."""
-        parts = [share.count * layout.matrices[key].tile_bytes for key, share in self.products.items()]
-        total: Ints = np.sum(parts, axis=0)
+    def bytes_per_cta(self, layout: WeightLayout, active_fraction: float = 0.0) -> Floats:
+        """Return the bytes of matrices each CTA reads per token, (ctas,), if that fraction of the neurons fires."""
+        parts = [share.count * tile_cost(layout, key, active_fraction) for key, share in self.products.items()]
+        total: Floats = np.sum(parts, axis=0)
         return total
 
 
+def tile_cost(layout: WeightLayout, key: tuple[MatrixKind, int], active_fraction: float) -> float:
+    """Return the bytes that a row tile costs: its own, and of a gate's tile those of its neurons that fire."""
+    place = layout.matrices[key]
+    if key[0] != "gate":
+        return place.tile_bytes
+    return place.tile_bytes + active_fraction * place.tile_rows * layout.neurons[key[1]].neuron_bytes
+
+
 def make_partition(
-    config: ModelConfig, layout: WeightLayout, ctas: int, strategy: Strategy = "balanced", order: Sequence[int] = ()
+    config: ModelConfig,
+    layout: WeightLayout,
+    ctas: int,
+    strategy: Strategy = "balanced",
+    order: Sequence[int] = (),
+    active_fraction: float = 0.0,
 ) -> Partition:
     """Share out a model's tiles and heads over `ctas` CTAs.
 
-    `order`, a permutation of the CTAs, says who gets the first share, the second, and so on. Raises ConfigError if it
-    is none.
+    `order`, a permutation of the CTAs, says who gets the first share, the second, and so on. `active_fraction` of a
+    sparse feed-forward's neurons are assumed to fire. Raises ConfigError if `order` is none, and for a strategy that
+    a sparse feed-forward does not allow.
     """
+    if layout.sparse and strategy != "balanced":
+        raise ConfigError(f"partition {strategy} is for dense feed-forwards; those that are sparse take balanced")
     if order and sorted(order) != list(range(ctas)):
         raise ConfigError(f"the order of {len(order)} CTAs is not a permutation of 0 to {ctas - 1}")
     hidden = _even(layout.hidden_tiles, ctas)
-    counts = _balanced(layout, hidden) if strategy == "balanced" else _leveled(layout, hidden)
+    counts = _balanced(layout, hidden, active_fraction) if strategy == "balanced" else _leveled(layout, hidden)
     place_of = np.argsort(order) if order else np.arange(ctas)
     products = {key: _share(count, place_of) for key, count in counts.items()}
     return Partition(products, products["out", 0], _share_heads(ctas, config.num_key_value_heads, place_of))
@@ -64,7 +80,7 @@ def _even(tiles: int, ctas: int) -> Ints:
     return np.diff(tiles * np.arange(ctas + 1) // ctas)
 
 
-def _balanced(layout: WeightLayout, hidden: Ints) -> dict[tuple[MatrixKind, int], Ints]:
+def _balanced(layout: WeightLayout, hidden: Ints, active_fraction: float) -> dict[tuple[MatrixKind, int], Ints]:
     counts: dict[tuple[MatrixKind, int], Ints] = {}
     load = np.zeros(len(hidden))
     for key, place in layout.matrices.items():
@@ -72,7 +88,7 @@ def _balanced(layout: WeightLayout, hidden: Ints) -> dict[tuple[MatrixKind, int]
         if key[0] not in ("out", "down"):
             counts[key] = np.full(len(hidden), place.row_tiles // len(hidden))
             counts[key][np.argsort(load, kind="stable")[: place.row_tiles % len(hidden)]] += 1
-        load += counts[key] * place.tile_bytes
+        load += counts[key] * tile_cost(layout, key, active_fraction)
     return counts
 
 

@@ -17,7 +17,9 @@ from onekernel.phases.combine import task as combine
 from onekernel.phases.down import task as down
 from onekernel.phases.embed import task as embed
 from onekernel.phases.frame import Frame, Ints, Records, Words
+from onekernel.phases.gate import task as gate
 from onekernel.phases.gate_up import task as gate_up
+from onekernel.phases.gather import task as gather
 from onekernel.phases.head import task as head
 from onekernel.phases.out import task as out
 from onekernel.phases.qkv import task as qkv
@@ -39,7 +41,8 @@ from onekernel.plan.partition import Partition, Strategy, make_partition
 from onekernel.plan.shared import QuantisedSizes, SharedLayout, quantised_run, shared_layout
 
 LAYER_KINDS = (Kind.QKV, Kind.ATTENTION, Kind.COMBINE, Kind.OUT, Kind.GATE_UP, Kind.DOWN)
-PRODUCTS = (Kind.QKV, Kind.OUT, Kind.GATE_UP, Kind.DOWN, Kind.HEAD)
+SPARSE_LAYER_KINDS = (Kind.QKV, Kind.ATTENTION, Kind.COMBINE, Kind.OUT, Kind.GATE, Kind.GATHER)
+PRODUCTS = (Kind.QKV, Kind.OUT, Kind.GATE_UP, Kind.DOWN, Kind.GATE, Kind.HEAD)
 _MATRIX_OF: Mapping[Kind, MatrixKind] = {
     Kind.QKV: "qkv",
     Kind.OUT: "out",
@@ -49,6 +52,9 @@ _MATRIX_OF: Mapping[Kind, MatrixKind] = {
 }
 _INT8_RUN = 8
 """Row tiles of an int8 head whose sums are finished at once, if so few end with a ring stage."""
+ASSUMED_ACTIVE_FRACTION = 0.05
+"""Of a sparse feed-forward's neurons, those that are taken to fire where nothing is known; only balance and predictions
+depend on it."""
 _ALIGN_WORDS = 16  # a cache line of 128 bytes
 
 
@@ -84,6 +90,8 @@ class Plan:
     buffers: tuple[Buffer, ...]
     phases: tuple[PhaseInfo, ...]
     shared: SharedLayout
+    active_fraction: float | None = None
+    """Of a sparse feed-forward's neurons, those that are assumed to fire; None: the feed-forwards are dense."""
 
     @property
     def exchange_words(self) -> int:
@@ -109,8 +117,16 @@ class Plan:
 
     @property
     def bytes_per_phase(self) -> npt.NDArray[np.int64]:
-        """Bytes of matrices that each CTA reads in each phase of a token, (ctas, phases)."""
+        """Bytes of matrices that each CTA reads in each phase of a token, (ctas, phases).
+
+        Neurons of sparse feed-forwards count as far as they are assumed to fire.
+        """
         read: Ints = self.tasks["count"].astype(np.int64) * self.tasks["k_units"] * unit_bytes(self.tasks["flags"])
+        for phase in self.phases:
+            if phase.kind == Kind.GATE:
+                place, neurons = self.layout.matrices["gate", phase.layer], self.layout.neurons[phase.layer]
+                fire = self.tasks["count"][:, phase.index] * place.tile_rows * (self.active_fraction or 0.0)
+                read[:, phase.index] += (fire * neurons.neuron_bytes).astype(np.int64)
         return read
 
     @property
@@ -146,19 +162,26 @@ def make_plan(
     partition: Strategy = "balanced",
     order: Sequence[int] = (),
     vocab_limit: int | None = None,
+    active_fraction: float | None = None,
 ) -> Plan:
     """Plan a model on a machine.
 
     Token ids from `vocab_limit` on (None: vocab_size) are never chosen. `order` and `partition` give other plans with
-    the same results. Raises ConfigError if the model's shape or the shared memory does not allow one.
+    the same results. With an `active_fraction` the feed-forwards read only the neurons that fire, and CTAs are balanced
+    for so many of them; None: they are dense. Raises ConfigError if the model's shape or the shared memory does not
+    allow one.
     """
+    if active_fraction is not None:
+        _check_sparse(config, limits, active_fraction)
     if config.ternary is not None and config.ternary.head == "ternary":
         raise ConfigError(
             "the model's embedding and head are ternary and the megakernel reads those in bf16 or the head as int8; "
             "the reference backend runs such models, on a GPU through operators"
         )
     if config.ternary is None and config.sub_norms:
-        raise ConfigError("the model has sub-norms and dense weights; the megakernel knows those of ternary models only")
+        raise ConfigError(
+            "the model has sub-norms and dense weights; the megakernel knows those of ternary models only"
+        )
     if config.ternary is not None and limits.sequences > 1:
         raise ConfigError(f"{limits.sequences} sequences of a ternary model; the megakernel makes one at a time")
     if config.head_dim % 4:
@@ -167,12 +190,20 @@ def make_plan(
     if not 0 < vocab_limit <= config.vocab_size:
         raise ConfigError(f"vocab_limit is {vocab_limit}; it must be from 1 to vocab_size, {config.vocab_size}")
 
-    def slowest(layout: WeightLayout) -> float:
-        return float(make_partition(config, layout, limits.ctas).bytes_per_cta(layout).max() * limits.ctas)
+    fraction = active_fraction or 0.0
 
-    layout = choose_layout(config, tile_rows, limits.max_context, slowest)
-    shares = make_partition(config, layout, limits.ctas, partition, order)
-    phases = _phases(config)
+    def slowest(layout: WeightLayout) -> float:
+        shares = make_partition(config, layout, limits.ctas, active_fraction=fraction)
+        return float(shares.bytes_per_cta(layout, fraction).max() * limits.ctas)
+
+    layout = choose_layout(config, tile_rows, limits.max_context, slowest, active_fraction)
+    shares = make_partition(config, layout, limits.ctas, partition, order, fraction)
+    if any(key[0] == "gate" and share.count.min() < 1 for key, share in shares.products.items()):
+        raise ConfigError(
+            f"{config.intermediate_size} neurons in tiles of {layout.tile_rows.gate_up} are too few for {limits.ctas} "
+            f"CTAs, each of which must have some: plan the feed-forwards as dense ones"
+        )
+    phases = _phases(config, LAYER_KINDS if active_fraction is None else SPARSE_LAYER_KINDS)
     buffers = _buffers(config, limits, layout)
     words = Words(**{buffer.name: buffer.word for buffer in buffers})
     frame = Frame(config, layout, words, len(phases))
@@ -186,11 +217,32 @@ def make_plan(
     for name, value in header_values(config, limits, layout, buffers, shared, tasks).items():
         header[name] = value
     header["vocab_limit"] = vocab_limit
-    return Plan(config, limits, layout, header, tasks, buffers, phases, shared)
+    return Plan(config, limits, layout, header, tasks, buffers, phases, shared, active_fraction)
 
 
-def _phases(config: ModelConfig) -> tuple[PhaseInfo, ...]:
-    kinds = [(kind, layer) for layer in range(config.num_hidden_layers) for kind in LAYER_KINDS]
+def why_not_sparse(config: ModelConfig) -> str | None:
+    """Return why a model's feed-forwards cannot run as sparse ones, or None."""
+    if config.hidden_act not in ("relu", "relu2"):
+        return f"hidden_act is {config.hidden_act}, with which all neurons fire"
+    if config.mlp_bias:
+        return "the feed-forwards have biases"
+    if config.ternary is not None:
+        return "the weights are ternary"
+    return None
+
+
+def _check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -> None:
+    if not 0 <= active_fraction <= 1:
+        raise ConfigError(f"active_fraction is {active_fraction}; it is a share of the neurons, from 0 to 1")
+    reason = why_not_sparse(config)
+    if limits.sequences > 1:
+        reason = f"they take one sequence, and {limits.sequences} were asked for"
+    if reason is not None:
+        raise ConfigError(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
+
+
+def _phases(config: ModelConfig, layer_kinds: tuple[Kind, ...]) -> tuple[PhaseInfo, ...]:
+    kinds = [(kind, layer) for layer in range(config.num_hidden_layers) for kind in layer_kinds]
     kinds = [(Kind.EMBED, 0), *kinds, (Kind.HEAD, 0), (Kind.CHOOSE, 0)]
     return tuple(PhaseInfo(kind, layer, index) for index, (kind, layer) in enumerate(kinds))
 
@@ -212,6 +264,10 @@ def _fill(records: Records, frame: Frame, phase: PhaseInfo, shares: Partition) -
             gate_up.tasks(records, frame, layer, index, shares.products["gate_up", layer])
         case Kind.DOWN:
             down.tasks(records, frame, layer, index, shares.hidden)
+        case Kind.GATE:
+            gate.tasks(records, frame, layer, index, shares.products["gate", layer])
+        case Kind.GATHER:
+            gather.tasks(records, frame, index, shares.hidden)
         case Kind.HEAD:
             head.tasks(records, frame, index, shares.products["head", 0])
         case Kind.CHOOSE:
@@ -226,8 +282,11 @@ def _buffers(config: ModelConfig, limits: Limits, layout: WeightLayout) -> tuple
         "qkv": layout.matrices["qkv", 0].padded_rows // 2,
         "partial": partials * (config.head_dim + 2),
         "mixed": config.q_size // 2,
-        "inner": layout.matrices["gate_up", 0].padded_rows // 4,
+        "inner": 0 if layout.sparse else layout.matrices["gate_up", 0].padded_rows // 4,
     }
+    if layout.sparse:
+        words["sums"] = limits.ctas * layout.hidden_rows
+        words["counts"] = config.num_hidden_layers
     buffers: list[Buffer] = []
     end = 0
     for name, count in words.items():
@@ -265,6 +324,7 @@ def plan_shared(config: ModelConfig, limits: Limits, layout: WeightLayout, tasks
         max_inputs=max(place.padded_columns for place in layout.matrices.values()),
         most_rows=int(rows[summed].max()),
         max_hidden_rows=_max_hidden_rows(tasks, layout),
+        max_neurons=int(rows[tasks["kind"] == Kind.GATE].max(initial=0)),
         group=config.num_attention_heads // config.num_key_value_heads,
         head_dim=config.head_dim,
         quantised=None if config.ternary is None else _quantised(config, limits, layout, tasks),
@@ -276,9 +336,9 @@ def _quantised(
 ) -> QuantisedSizes:
     """Return what products of int8 activations keep in shared memory."""
     most_scales, most_sums = 0, 0
-    for kind in PRODUCTS:
+    for kind, matrix in _MATRIX_OF.items():
         column = tasks[:, tasks["kind"][0] == kind]
-        place = layout.matrices[_MATRIX_OF[kind], 0]
+        place = layout.matrices[matrix, 0]
         rows = int(column["count"].max()) * place.tile_rows
         if place.form == "int8":
             run = quantised_run(place.k_units, limits.consumer_warps)
@@ -329,12 +389,14 @@ def header_values(
         "max_rows": shared.max_rows,
         "head_dim": config.head_dim,
         "max_hidden_rows": _max_hidden_rows(tasks, layout),
+        "neuron_tiles": layout.matrices["gate", 0].row_tiles if layout.sparse else 0,
+        "counts_word": 0,
         "inner": config.intermediate_size,
     }
     values |= {f"{kind}_scales": layout.constants.scales.get((kind, 0), 0) for kind in LAYER_MATRICES}
     values["layer_scales"] = layout.constants.layer_scales
+    names = HEADER.dtype.names or ()
     for buffer in buffers:
-        values[f"{buffer.name}_word"] = buffer.word
-        if f"{buffer.name}_words" in (HEADER.dtype.names or ()):
-            values[f"{buffer.name}_words"] = buffer.words
+        places = {f"{buffer.name}_word": buffer.word, f"{buffer.name}_words": buffer.words}
+        values |= {name: value for name, value in places.items() if name in names}
     return values

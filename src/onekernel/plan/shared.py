@@ -48,6 +48,9 @@ class SharedLayout:
     quantised: int
     """Of products with int8 activations only: what warps tell each other, the normed values (max_inputs) float32, sums
     of groups of 64 or 128 int8 values, the scales of the CTA's rows."""
+    neurons: int
+    """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons), then a word and a float32 for
+    each of those that fire."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
@@ -103,14 +106,17 @@ def shared_layout(
     group: int,
     head_dim: int,
     quantised: QuantisedSizes | None = None,
+    max_neurons: int = 0,
 ) -> SharedLayout:
     """Lay out a CTA's shared memory; whatever is left over becomes ring.
 
     `most_rows` is what the widest phase but the head would like to sum at once; it gets as little as one stage's rows
-    if the ring would otherwise have fewer than 4 stages. Raises ConfigError if even that does not fit.
+    if the ring would otherwise have fewer than 4 stages. `max_neurons`: most neurons of one CTA; 0: the feed-forward is
+    dense. Raises ConfigError if even that does not fit.
     """
     scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
-    fewest_rows, quantised_bytes = 8 * limits.consumer_warps, 0
+    fewest_rows = max(8 * limits.consumer_warps, round_up(max_hidden_rows, 8) if max_neurons else 0)
+    quantised_bytes = 0
     if quantised is not None:
         fewest_rows = max(fewest_rows, round_up(-(-quantised.sums // limits.consumer_warps), 8))
         floats = (
@@ -131,6 +137,7 @@ def shared_layout(
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
             quantised_bytes,
+            round_up(12 * max_neurons, 16),
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
         if stages >= MIN_STAGES:
@@ -143,5 +150,9 @@ def shared_layout(
             "smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    rope, heads, sums, words, tasks, x, partial, residual, after, total = itertools.accumulate(sizes, initial=ring)
-    return SharedLayout(stages, ring, rope, heads, sums, words, tasks, x, partial, residual, after, total, max_rows)
+    rope, heads, sums, words, tasks, x, partial, residual, after, neurons, total = itertools.accumulate(
+        sizes, initial=ring
+    )
+    return SharedLayout(
+        stages, ring, rope, heads, sums, words, tasks, x, partial, residual, after, neurons, total, max_rows
+    )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from onekernel.errors import ConfigError, PlanError
 from onekernel.phases.frame import unit_flags
-from onekernel.plan.abi import Kind
+from onekernel.plan.abi import Flag, Kind
 from onekernel.plan.layout import MatrixKind, MatrixPlace, round_up
 from onekernel.plan.ordering import check_order
 from onekernel.plan.plan import PRODUCTS, PhaseInfo, Plan, header_values, plan_shared
@@ -37,6 +37,8 @@ def validate(plan: Plan) -> None:
             _check_embed(plan, phase, column)
         elif phase.kind in (Kind.ATTENTION, Kind.COMBINE):
             _check_heads(plan, phase, column)
+        elif phase.kind == Kind.GATHER:
+            _check_gather(plan, phase, column)
         elif column["count"].sum() != 1 or column["count"].max() != 1:
             raise PlanError(f"{_name(phase)}: {column['count'].sum()} CTAs choose; it must be one")
         _check_words(plan, phase, column)
@@ -79,6 +81,7 @@ def _check_product(plan: Plan, phase: PhaseInfo, column: Column) -> None:
         "qkv": constants.attention_norms,
         "out": constants.attention_sub_norms,
         "gate_up": constants.mlp_norms,
+        "gate": constants.mlp_norms,
         "down": constants.mlp_sub_norms,
         "head": (constants.final_norm,),
     }[kind]
@@ -86,12 +89,21 @@ def _check_product(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     _check_cover(phase, column, place.row_tiles)
     if phase.kind in (Kind.OUT, Kind.DOWN):
         _check_owner(plan, phase, column)
+    if phase.kind == Kind.GATE and len(busy) < len(column):
+        raise PlanError(f"{_name(phase)}: {len(column) - len(busy)} CTAs have no neurons, so they give no sums")
 
 
 def _check_embed(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     _equal(phase, "flags", column["flags"], unit_flags(plan.layout.matrices["out", 0]))
     _equal(phase, "weights", column["weights"], plan.layout.embedding_bytes)
     _check_cover(phase, column, plan.layout.hidden_tiles)
+
+
+def _check_gather(plan: Plan, phase: PhaseInfo, column: Column) -> None:
+    """What all CTAs' neurons give is added up by the residual's owners."""
+    _equal(phase, "flags", column["flags"], Flag.ROWS_4 if plan.layout.tile_rows.residual == 4 else 0)
+    _check_cover(phase, column, plan.layout.hidden_tiles)
+    _check_owner(plan, phase, column)
 
 
 def _check_owner(plan: Plan, phase: PhaseInfo, column: Column) -> None:
@@ -140,6 +152,8 @@ def _check_words(plan: Plan, phase: PhaseInfo, column: Column) -> None:
         Kind.OUT: ("mixed", "x"),
         Kind.GATE_UP: ("x", "inner"),
         Kind.DOWN: ("inner", "x"),
+        Kind.GATE: ("x", "sums"),
+        Kind.GATHER: ("sums", "x"),
         Kind.HEAD: ("x", "best"),
         Kind.CHOOSE: ("best", "token"),
     }[phase.kind]

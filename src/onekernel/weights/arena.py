@@ -13,9 +13,11 @@ from typing import Literal, get_args
 from onekernel.config import ModelConfig
 from onekernel.errors import ConfigError
 
-MatrixKind = Literal["qkv", "out", "gate_up", "down", "head"]
+MatrixKind = Literal["qkv", "out", "gate_up", "down", "gate", "head"]
 """A matrix is named after the phase that multiplies with it."""
 LAYER_MATRICES: tuple[MatrixKind, ...] = ("qkv", "out", "gate_up", "down")
+SPARSE_MATRICES: tuple[MatrixKind, ...] = ("qkv", "out", "gate")
+"""Those of a layer whose feed-forward reads only the neurons that fire; up and down are rows of neurons there."""
 
 UNIT_BYTES = 1024
 """The piece that a warp multiplies at once: 512 bf16 in fragment order."""
@@ -57,7 +59,7 @@ class TileRows:
 
     def of(self, kind: MatrixKind) -> Rows:
         """Return the rows of one matrix's units."""
-        rows: Rows = self.residual if kind in ("out", "down") else getattr(self, kind)
+        rows: Rows = self.residual if kind in ("out", "down") else getattr(self, "gate_up" if kind == "gate" else kind)
         return rows
 
 
@@ -108,6 +110,27 @@ class MatrixPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class NeuronPlace:
+    """The neurons of a sparse feed-forward, packed as in `weights/neurons.py`, right behind the layer's gate."""
+
+    offset_bytes: int
+    places: int
+    """Neurons with the padding: the rows of the packed gate."""
+    width: int
+    """Values of an up or a down row: as many as the gate's padded columns."""
+
+    @property
+    def neuron_bytes(self) -> int:
+        """Bytes of one neuron: its up row, then its down row."""
+        return 4 * self.width
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all neurons."""
+        return self.places * self.neuron_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ConstantsLayout:
     """Offsets in floats. Norms of the hidden size are padded with zeros to whole units, biases to whole row tiles."""
 
@@ -149,6 +172,13 @@ class WeightLayout:
     """Offset of the embedding."""
     total_bytes: int
     constants: ConstantsLayout
+    neurons: Mapping[int, NeuronPlace] = field(default_factory=dict)
+    """By layer; empty if the feed-forwards are dense matrices."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the feed-forwards lie as a gate and neurons."""
+        return bool(self.neurons)
 
     @property
     def head(self) -> MatrixPlace:
@@ -157,7 +187,7 @@ class WeightLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of matrices that a token reads, padding included."""
+        """Bytes of matrices that a token reads, padding included; of a sparse feed-forward only the gate."""
         return sum(place.total_bytes for place in self.matrices.values())
 
     @property
@@ -171,14 +201,24 @@ class WeightLayout:
         return self.matrices["out", 0].padded_rows
 
 
-def weight_layout(config: ModelConfig, tile_rows: TileRows, *, context_tokens: int) -> WeightLayout:
-    """Lay out a model's arenas; the feed-forward's inner size is padded to 4, since values travel in fours."""
+def weight_layout(
+    config: ModelConfig, tile_rows: TileRows, *, context_tokens: int, sparse: bool = False
+) -> WeightLayout:
+    """Lay out a model's arenas; the feed-forward's inner size is padded to 4, since values travel in fours.
+
+    `sparse`: up and down as rows of neurons, for phases that read only those that fire.
+    """
     matrices: dict[tuple[MatrixKind, int], MatrixPlace] = {}
+    neurons: dict[int, NeuronPlace] = {}
     end = 0
     for layer in range(config.num_hidden_layers):
-        for kind in LAYER_MATRICES:
+        for kind in SPARSE_MATRICES if sparse else LAYER_MATRICES:
             matrices[kind, layer] = place = _place(config, kind, tile_rows, end)
             end = round_up(end + place.total_bytes, _ALIGN_BYTES)
+        if sparse:
+            gate = matrices["gate", layer]
+            neurons[layer] = NeuronPlace(end, gate.padded_rows, gate.padded_columns)
+            end = round_up(end + neurons[layer].total_bytes, _ALIGN_BYTES)
     matrices["head", 0] = head = _place(config, "head", tile_rows, end)
     end = round_up(end + head.total_bytes, _ALIGN_BYTES)
     embedding = head.offset_bytes
@@ -187,7 +227,7 @@ def weight_layout(config: ModelConfig, tile_rows: TileRows, *, context_tokens: i
         embedding = end
         end = round_up(end + 2 * config.vocab_size * config.hidden_size, _ALIGN_BYTES)
     constants = _constants(config, matrices, context_tokens)
-    return WeightLayout(tile_rows, matrices, embed_packed, embedding, end, constants)
+    return WeightLayout(tile_rows, matrices, embed_packed, embedding, end, constants, neurons)
 
 
 def _shape(config: ModelConfig, kind: MatrixKind) -> tuple[int, int]:
@@ -197,6 +237,7 @@ def _shape(config: ModelConfig, kind: MatrixKind) -> tuple[int, int]:
         "out": (hidden, config.q_size),
         "gate_up": (2 * config.intermediate_size, hidden),
         "down": (hidden, config.intermediate_size),
+        "gate": (config.intermediate_size, hidden),
         "head": (config.vocab_size, hidden),
     }[kind]
 
@@ -237,7 +278,8 @@ def _constants(
 
     layers = range(config.num_hidden_layers)
     with_bias = {"qkv": config.qkv_bias, "out": config.o_bias, "gate_up": config.mlp_bias, "down": config.mlp_bias}
-    norm_floats = max(matrices[kind, 0].padded_columns for kind in ("qkv", "gate_up", "head"))
+    normed: tuple[MatrixKind, ...] = ("qkv", "gate_up", "gate", "head")
+    norm_floats = max(matrices[kind, 0].padded_columns for kind in normed if (kind, 0) in matrices)
     attention_norms = tuple(take(norm_floats) for _ in layers)
     mlp_norms = tuple(take(norm_floats) for _ in layers)
     final_norm = take(norm_floats)

@@ -56,6 +56,7 @@ def test_the_model_gets_what_the_flags_say() -> None:
         "max_waiting": 256,
         "prefix_cache": True,
         "kv_tokens": 0,  # the cache of one context: there is one request
+        "sparse": "auto",
         "revision": "main",
         "load_format": "dummy",
     }

@@ -2,7 +2,8 @@
 //
 // Constants of a build: MK_WARPS (that compute), MK_STAGES (of the ring), MK_SEQUENCES, MK_HEAD_DIM, MK_GROUP (query heads
 // of a KV head), MK_ACTIVATION (0 SiLU, 1 ReLU, 2 squared ReLU), MK_QK_NORM, MK_TRACE, MK_TERNARY (1: the layers' weights
-// are), MK_SCALE_GROUP (columns that share a scale, 64 or 128; 0: all), MK_HEAD_INT8. Everything else is in the records.
+// are), MK_SCALE_GROUP (columns that share a scale, 64 or 128; 0: all), MK_HEAD_INT8, MK_SPARSE (1: the feed-forwards read
+// only the neurons that fire). Everything else is in the records.
 #pragma once
 
 #include "abi.cuh"
@@ -24,7 +25,7 @@ constexpr u32 CONSUMER_BARRIER = 1;
 
 using MegaRing = Ring<MK_STAGES, STAGE_BYTES, MK_WARPS>;
 using MegaCursor = Cursor<MK_STAGES>;
-constexpr bool TRACED = MK_TRACE;
+constexpr bool TRACED = MK_TRACE, SPARSE = MK_SPARSE;
 
 // Quantised weights: units of 16 rows, whose inputs are int8.
 constexpr bool TERNARY = MK_TERNARY, HEAD_INT8 = MK_HEAD_INT8;

@@ -1,0 +1,1 @@
+"""Add up what the CTAs' neurons gave, and add it to the residual."""
