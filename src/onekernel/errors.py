@@ -40,7 +40,10 @@ class ContextLengthError(OnekernelError, ValueError):
         self.prompt_tokens = prompt_tokens
         self.max_context = max_context
         self.model_limit = model_limit
-        if prompt_tokens < model_limit:
+        self.at_least = at_least
+        if at_least and prompt_tokens < model_limit:
+            advice = f"shorten the prompt, or start with a larger --ctx-size (the model allows {model_limit})"
+        elif prompt_tokens < model_limit:
             advice = f"start with --ctx-size {prompt_tokens + 1} or more (the model allows {model_limit})"
         else:
             advice = f"shorten the prompt (the model's own limit is {model_limit})"

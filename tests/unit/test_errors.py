@@ -29,6 +29,12 @@ def test_a_context_that_is_too_small_names_the_flag_that_helps() -> None:
     assert "9000 tokens" in str(error) and "--ctx-size 9001 or more (the model allows 32768)" in str(error)
 
 
+def test_of_a_prompt_that_was_not_encoded_only_the_least_is_known() -> None:
+    message = str(ContextLengthError(9000, max_context=8192, model_limit=32768, at_least=True))
+    assert "at least 9000 tokens" in message and "9001" not in message
+    assert "shorten the prompt, or start with a larger --ctx-size (the model allows 32768)" in message
+
+
 @pytest.mark.parametrize("prompt_tokens", [8192, 100_000])
 def test_a_prompt_longer_than_the_model_takes_can_only_be_shortened(prompt_tokens: int) -> None:
     message = str(ContextLengthError(prompt_tokens, max_context=8192, model_limit=8192))

@@ -78,9 +78,10 @@ class Dialogue:
         try:
             completion = answer(self._llm, conversation.messages(), params, self._template, console, AnswerPrinter())
         except ContextLengthError as error:
+            least = "at least " if error.at_least else ""
             console.error(
-                f"the context is full: with this question the conversation has {error.prompt_tokens} tokens and the "
-                f"context {error.max_context}. /undo takes the last turn back, /clear starts anew"
+                f"the context is full: with this question the conversation has {least}{error.prompt_tokens} tokens and "
+                f"the context {error.max_context}. /undo takes the last turn back, /clear starts anew"
                 f"{self._larger_context(error.prompt_tokens)}"
             )
             return False

@@ -150,9 +150,10 @@ class Engine:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
 
     def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> None:
+        config, context = self.backend.config, self.backend.max_context
         if not prompt:
             raise ConfigError("the prompt is empty; give at least one token")
-        limit = min(self.backend.config.vocab_size, self.tokenizer.vocab_limit)
+        limit = min(config.vocab_size, self.tokenizer.vocab_limit)
         for what, ids in (
             ("the prompt", prompt),
             ("logit_bias", params.logit_bias or {}),
@@ -161,7 +162,7 @@ class Engine:
             wrong = next((token for token in ids if not 0 <= token < limit), None)
             if wrong is not None:
                 raise ConfigError(f"{what} holds token id {wrong}; this model's ids are 0 to {limit - 1}")
-        if len(prompt) >= self.backend.max_context:
+        if len(prompt) >= context:
             raise self._too_long(len(prompt))
 
     def _too_long(self, prompt_tokens: int, *, at_least: bool = False) -> ContextLengthError:

@@ -139,6 +139,11 @@ def test_a_question_that_does_not_fit_leaves_the_conversation_as_it_was(chat: Ch
         assert part in line
 
 
+def test_a_question_that_was_not_even_encoded_has_at_least_so_many_tokens(chat: Chat) -> None:
+    _, _, err = chat(FakeLLM([Script([ContextLengthError(150, 100, 4096, at_least=True)])]), "long")
+    assert "with this question the conversation has at least 150 tokens and the context 100" in err
+
+
 def test_an_answer_that_fills_the_context_is_kept_and_said(chat: Chat) -> None:
     llm = FakeLLM([Script(("One",), finish="length", completion_tokens=89), Script(("Two",))])
     _, _, err = chat(llm, "a", "b")  # 11 prompt tokens and 89 are the whole context of 100

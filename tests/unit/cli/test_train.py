@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert " tokens to train on, " in lines[1]
     assert lines[2].endswith("parameters on 1 x cpu")
     assert lines[3].startswith("step 1/6: loss ") and lines[3].endswith(" tok/s")
-    assert f"try it: onekernel generate {tmp_path / 'run' / 'model'}" in lines[-1]
+    assert f"try it: onekernel generate {shlex.quote(str(tmp_path / 'run' / 'model'))} " in lines[-1]
     assert main(["generate", str(tmp_path / "run" / "model"), "-p", "whale", "-n", "2", "--device", "cpu"]) == 0
 
 
@@ -58,7 +59,9 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(
     assert main(["train", path]) == 130
     out, err = capsys.readouterr()
     assert out == ""
-    told = f"interrupted after step 3; its checkpoint is written, go on with: onekernel train {path} --resume"
+    told = (
+        f"interrupted after step 3; its checkpoint is written, go on with: onekernel train {shlex.quote(path)} --resume"
+    )
     assert err.splitlines()[-1] == told
     monkeypatch.setattr(Trainer, "_step", straight)
     assert main(["train", path, "--resume"]) == 0
