@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[float]) -> list[str]:
     """Return lines for people."""
-    limits, shared, rows = plan.limits, plan.shared, plan.layout.tile_rows
+    limits, shared, rows = plan.limits, plan.shared, _tile_rows(plan)
     beside = shared.total_bytes - shared.ring_bytes
     facts = [
         ("model", name),
@@ -98,7 +98,7 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
         ),
         ("ring", f"{shared.stages} stages of {limits.stage_bytes} bytes, beside {beside} bytes for everything else"),
         ("context", f"{limits.max_context} tokens; a KV head's cache lies with {plan.members} CTAs"),
-        ("tile rows", f"residual {rows.residual}, qkv {rows.qkv}, gate_up {rows.gate_up}, head {rows.head}"),
+        ("tile rows", ", ".join(f"{name} {count}" for name, count in rows.items())),
         ("exchange", f"{plan.exchange_words * 8} bytes"),
         ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}"),
         (
@@ -119,6 +119,16 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
     return lines
 
 
+def _tile_rows(plan: Plan) -> dict[str, int]:
+    matrices = plan.layout.matrices
+    return {
+        "residual": matrices["out", 0].tile_rows,
+        "qkv": matrices["qkv", 0].tile_rows,
+        "gate_up": matrices["gate_up", 0].tile_rows,
+        "head": plan.layout.head.tile_rows,
+    }
+
+
 def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dict[str, Any]:
     """Return everything, phase by phase; bytes are those of matrices."""
     read = plan.bytes_per_phase
@@ -132,7 +142,6 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
         }
         for phase in plan.phases
     ]
-    rows = plan.layout.tile_rows
     return {
         "ctas": plan.limits.ctas,
         "context_tokens": plan.limits.max_context,
@@ -140,7 +149,7 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
         "ring_stages": plan.shared.stages,
         "shared_bytes": plan.shared.total_bytes,
         "exchange_bytes": plan.exchange_words * 8,
-        "tile_rows": {name: getattr(rows, name) for name in ("residual", "qkv", "gate_up", "head")},
+        "tile_rows": _tile_rows(plan),
         "members": plan.members,
         "bytes_per_token": plan.bytes_per_token,
         "imbalance": plan.imbalance,

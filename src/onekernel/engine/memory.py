@@ -61,8 +61,6 @@ def plan_memory(
     else:
         codes = [layout.matrices[kind, 0].rows * layout.matrices[kind, 0].columns for kind in LAYER_MATRICES]
         in_flight = sum(codes) + _PACKING * max(codes)
-        if layout.head.form == "int8":
-            in_flight = max(in_flight, 3 * layout.head.total_bytes)
         prefill = workspace
     decode = 8 * plan.exchange_words + plan.choice_bytes
     workspace = max(prefill + decode, in_flight - kv_bytes)  # loaded before there is a cache

@@ -123,23 +123,25 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
-  const auto give = [&](const Rows& rows, u32 sequence, u32 row, float2 value) {
-    if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
-    if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
-    if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
-    if (SPARSE && kind == Kind::GATE) gate_rows(m, task, rows, row, value);
-  };
-  bool ok = true;
-  if (task.count == 0) {
-  } else if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
-    ok = quantised_product(m, task, [&](const Rows& rows) {
+  bool ok;
+  if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
+    ok = task.count == 0 || quantised_product(m, task, [&](const Rows& rows) {
       if (HEAD_INT8 && kind == Kind::HEAD) return head_rows(m, task, rows);
-      for_quantised_pairs(m, task, rows, [&](u32 row, float2 value) { give(rows, 0, row, value); });
+      for_quantised_pairs(m, task, rows, [&](u32 row, float2 value) {
+        if (kind == Kind::QKV) qkv_rows(m, task, rows, 0, row, value);
+        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, 0, row, value);
+        if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, 0, row, value);
+      });
     });
-  } else {
-    ok = product(m, task, [&](const Rows& rows) {
+  } else {  // the same three lines; shared with the above they would compile to something else in dense builds
+    ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
       if (TERNARY || kind == Kind::HEAD) return head_rows(m, task, rows);
-      for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) { give(rows, sequence, row, value); });
+      for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) {
+        if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
+        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
+        if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+        if (SPARSE && kind == Kind::GATE) gate_rows(m, task, rows, row, value);
+      });
     });
   }
   if (SPARSE && kind == Kind::GATE && ok && task.count > 0) firing_rows(m, task);

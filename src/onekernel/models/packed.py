@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -237,14 +237,22 @@ def pack_weight(packed: PackedModel, kind: MatrixKind, layer: int, weight: Weigh
     if isinstance(weight, TernaryReference):
         pack_ternary(packed, kind, layer, weight.matrix)
     elif isinstance(weight, Int8Rows):
-        place = packed.layout.matrices[kind, layer]
-        tiles = packed.arena[place.offset_bytes : place.offset_bytes + place.total_bytes]
-        pack_rows(weight.values, tiles)
-        _copy_floats(packed, packed.layout.constants.scales[kind, layer], weight.scales)
+        pack_int8_head(packed, [(weight.values, weight.scales)])
     elif isinstance(weight, torch.Tensor):
         pack_matrix(packed, kind, layer, weight)
     else:
         raise TypeError(f"there is no packed form of {type(weight).__name__}")
+
+
+def pack_int8_head(packed: PackedModel, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Pack an int8 head from values and scales of some rows at a time, all but the last a multiple of 16."""
+    place, row = packed.layout.head, 0
+    for values, scales in parts:
+        start = place.offset_bytes + row // QUANTISED_ROWS * place.tile_bytes
+        size = -(-len(values) // QUANTISED_ROWS) * place.tile_bytes
+        pack_rows(values, packed.arena[start : start + size])
+        _copy_floats(packed, packed.layout.constants.scales["head", 0] + row, scales)
+        row += len(values)
 
 
 def pack_ternary(packed: PackedModel, kind: MatrixKind, layer: int, matrix: TernaryMatrix) -> None:

@@ -17,8 +17,8 @@ from onekernel.models.packed import (
     pack_embedding,
     pack_final_norm,
     pack_head,
+    pack_int8_head,
     pack_layer,
-    pack_weight,
 )
 from onekernel.models.packed_weights import PackedWeights, PlacePacked, by_reference
 from onekernel.phases.embed.reference import Table
@@ -127,7 +127,7 @@ def load_packed_ternary(
                     check_products(view, names, placed.linear, device)
     pack_final_norm(packed, read(FINAL_NORM, torch.float32))
     if layout.head.form == "int8":
-        pack_weight(packed, "head", 0, Int8Rows(*view.int8_head(device)))
+        pack_int8_head(packed, view.int8_head_parts(device))
     elif not layout.embed_packed:
         pack_head(packed, table(HEAD))
     read.end()

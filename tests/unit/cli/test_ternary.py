@@ -80,9 +80,13 @@ def test_info_of_2b_4t_is_a_byte_a_weight_on_a_cpu(capsys: pytest.CaptureFixture
     assert found["config"]["ternary"] == {"group": None, "head": "dense"}
 
 
-def test_plan_and_the_megakernel_refuse_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "bitnet-b1.58-2B-4T", "--device", "cpu"]) == 2
-    assert "the model is ternary and the megakernel reads bf16 weights; the reference" in capsys.readouterr().err
+def test_plan_shows_a_ternary_model_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "bitnet-b1.58-2B-4T", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "tile rows      residual 16, qkv 16, gate_up 16, head 8" in shown
+    assert "read per token 1.178 GB" in shown
+    assert main(["plan", "Ternary-Qwen3-1.7B", "--device", "cpu"]) == 2
+    assert "embedding and head are ternary" in capsys.readouterr().err
     write_config(tmp_path, BITNET)
     assert main(["generate", str(tmp_path), "-p", "1", "--backend", "megakernel", *DUMMY]) == 2
     assert "backend megakernel is not possible" in capsys.readouterr().err

@@ -116,6 +116,22 @@ def test_files_are_read_straight_into_the_arenas(published: dict[str, Any], head
     assert torch.equal(logits_of(config, PackedWeights(packed)), logits_of(config, weights))
 
 
+def test_an_int8_head_is_packed_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("onekernel.weights.ternary.checkpoint._PART_ROWS", 48)
+    quantization = ternary_models.BITNET["quantization_config"] | {"head": "int8"}
+    ternary_models.write_packed(
+        tmp_path, ternary_models.make(ternary_models.BITNET | {"quantization_config": quantization})
+    )
+    checkpoint = open_checkpoint(str(tmp_path))
+    config = model_config(checkpoint.settings.config)
+    layout = weight_layout(config, TileRows(), context_tokens=64)
+    packed = load_packed_ternary(checkpoint, config, layout, device="cpu", progress=quiet)
+    weights = load_ternary(checkpoint, config, dtype=torch.bfloat16, device="cpu", progress=quiet)
+    assert isinstance(weights.head, Int8Rows)
+    values, scales = packed.int8_head()
+    assert torch.equal(values, weights.head.values) and torch.equal(scales, weights.head.scales)
+
+
 def test_a_ternary_embedding_is_not_packed() -> None:
     config = replace(CONFIGS["bitnet"], ternary=Ternary())
     weights = random_weights(config)

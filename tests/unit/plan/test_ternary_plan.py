@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from onekernel.config import ModelConfig, Ternary
+from onekernel.engine.memory import plan_memory
 from onekernel.errors import ConfigError, PlanError
 from onekernel.models.model import Place
+from onekernel.models.packed import allocate
 from onekernel.plan.abi import HEADER, TASK, Flag, Kind
 from onekernel.plan.interpreter import interpret
 from onekernel.plan.limits import Limits
@@ -70,6 +72,17 @@ def test_the_published_2b_model_fits_and_is_counted_by_its_bytes(head: str) -> N
     assert plan.shared.stages >= 8
     assert plan.imbalance < 1.1
     assert plan.shared.total_bytes <= plan.limits.shared_bytes
+
+
+def test_the_published_2b_model_takes_the_memory_of_one_copy() -> None:
+    """On torch's meta device, with a context of 4,096."""
+    plan = h200(BITNET_2B)
+    needs = plan_memory(BITNET_2B, torch.bfloat16, "cuda:0", 4096, plan)
+    arenas = allocate(BITNET_2B, plan.layout, "meta")
+    assert needs.weights_bytes == arenas.arena.nbytes + arenas.constants.nbytes
+    assert needs.weights_bytes < 1.19e9 and needs.total_bytes < 1.65e9
+    int8 = replace(BITNET_2B, ternary=Ternary(head="int8"))
+    assert plan_memory(int8, torch.bfloat16, "cuda:0", 4096, h200(int8)).total_bytes < 2e9  # with an embedding of bf16
 
 
 def test_group_scales_have_room() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -137,16 +137,22 @@ class TernaryCheckpoint:
 
         Where the files have a dense one, or the embedding for it, that is quantised on `device`.
         """
+        parts = list(self.int8_head_parts(device))
+        return torch.cat([values for values, _ in parts]), torch.cat([scales for _, scales in parts])
+
+    def int8_head_parts(self, device: str = "cpu") -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the same some rows at a time, a multiple of 16: in float32 the head would be the largest of all."""
         if self._types.get(HEAD) == _INT8:
             scales = self._stored.read(self._names[self._scale_name(HEAD)]).to(device, torch.float32)
             stated, rows = f"{self._scale_name(HEAD)} of {self.settings.source}", self._tensors[HEAD].shape[0]
             if tuple(scales.shape) != (rows,):
                 raise ModelError(f"{stated} has shape {tuple(scales.shape)}; it must be ({rows},): fetch it again")
             check_scales(scales, stated)
-            return self._bytes(HEAD).to(device), scales
-        parts = self.read(EMBEDDING if self._tied else HEAD).split(_PART_ROWS)  # in float32 it is the largest of all
-        made = [quantise_rows(part.to(device)) for part in parts]
-        return torch.cat([values for values, _ in made]), torch.cat([scales for _, scales in made])
+            for values, own in zip(self._bytes(HEAD).split(_PART_ROWS), scales.split(_PART_ROWS), strict=True):
+                yield values.to(device), own
+            return
+        for part in self.read(EMBEDDING if self._tied else HEAD).split(_PART_ROWS):
+            yield quantise_rows(part.to(device))
 
     def close(self) -> None:
         """Close the files."""
