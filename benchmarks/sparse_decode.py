@@ -234,10 +234,10 @@ def row(
     samples: dict[str, list[float]] = {side: [] for side in kernels}
     for turn in range(scale.repeats + 1):
         for side in kernels:
-            us = rig.time_us(call(side)) / scale.new
+            took = rig.time_us(call(side)) / scale.new
             kernels[side].check()
             if turn:
-                samples[side].append(us)
+                samples[side].append(took)
     us = {side: spread(values) for side, values in samples.items()}
     ends = us["ends"]["median"] if alone else 0.0
     rate = rig.read_gbps(kernels["dense"].packed.arena)

@@ -48,7 +48,7 @@ def test_a_relu_gated_model_reads_only_neurons_that_fire_unless_told_not_to() ->
     relu = replace(LLAMA, hidden_act="relu")
     kinds = {}
     for sparse in ("auto", "on", "off"):
-        found = plan_megakernel(relu, "cuda:0", torch.bfloat16, 4096, 1000, lambda name: H200, sparse=sparse)  # type: ignore[arg-type]
+        found = plan_megakernel(relu, "cuda:0", torch.bfloat16, 4096, 1000, lambda name: H200, sparse=sparse)
         assert found.plan is not None
         kinds[sparse] = found.plan.layout.sparse
     assert kinds == {"auto": True, "on": True, "off": False}
