@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every phase")
     parser.add_argument("--ctas", metavar="N", type=int, help="SMs, one CTA on each (default: this GPU's, else 132)")
     parser.add_argument("--sequences", metavar="N", type=int, default=1, help="answers at once, 1 (default) or 8")
+    parser.add_argument(
+        "--active-fraction",
+        metavar="X",
+        type=float,
+        help="neurons behind a ReLU gate that are taken to fire (default 0.05)",
+    )
+    parser.add_argument("--dense", action="store_true", help="read all neurons, also those that do not fire")
     parser.add_argument("--validate", action="store_true", help="also prove the plan sound, which takes some seconds")
     parser.add_argument(
         "--read-gbps", metavar="X", type=float, default=H200_READ_GBPS, help=f"default {H200_READ_GBPS:g}"
@@ -57,7 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from onekernel.config import PAGE_TOKENS, context_tokens
     from onekernel.models.registry import model_config
     from onekernel.plan.limits import Limits
-    from onekernel.plan.plan import make_plan
+    from onekernel.plan.plan import ASSUMED_ACTIVE_FRACTION, make_plan, why_not_sparse
     from onekernel.plan.validate import validate
     from onekernel.weights.open import LoadFormat, open_checkpoint
 
@@ -73,7 +80,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ctas, shared = _machine(args.ctas, args.device)
     pages = args.sequences * -(-context // PAGE_TOKENS)
     limits = Limits(ctas=ctas, shared_bytes=shared, max_context=context, num_pages=pages, sequences=args.sequences)
-    plan = make_plan(config, limits)
+    fraction: float | None = args.active_fraction
+    if fraction is None and not args.dense and args.sequences == 1 and why_not_sparse(config) is None:
+        fraction = ASSUMED_ACTIVE_FRACTION
+    plan = make_plan(config, limits, active_fraction=None if args.dense else fraction)
     if args.validate:
         validate(plan)
         console.note("the plan is sound")
@@ -100,7 +110,7 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
         ("context", f"{limits.max_context} tokens; a KV head's cache lies with {plan.members} CTAs"),
         ("tile rows", f"residual {rows.residual}, qkv {rows.qkv}, gate_up {rows.gate_up}, head {rows.head}"),
         ("exchange", f"{plan.exchange_words * 8} bytes"),
-        ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}"),
+        ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}{_assumed(plan)}"),
         (
             "predicted",
             f"{predicted[0]:.0f} to {predicted[1]:.0f} us per token at {args.read_gbps:g} GB/s, with {plan.hand_overs} "
@@ -117,6 +127,10 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
             line += f" {each:12.1f} {read.min():18.1f} {read.mean():9.1f} {read.max():9.1f}"
         lines.append(line)
     return lines
+
+
+def _assumed(plan: Plan) -> str:
+    return "" if plan.active_fraction is None else f", if {100 * plan.active_fraction:g} % of the neurons fire"
 
 
 def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dict[str, Any]:
@@ -142,6 +156,7 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
         "exchange_bytes": plan.exchange_words * 8,
         "tile_rows": {name: getattr(rows, name) for name in ("residual", "qkv", "gate_up", "head")},
         "members": plan.members,
+        "active_fraction": plan.active_fraction,
         "bytes_per_token": plan.bytes_per_token,
         "imbalance": plan.imbalance,
         "hand_overs": plan.hand_overs,

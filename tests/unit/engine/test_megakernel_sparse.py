@@ -55,3 +55,5 @@ def test_a_published_model_is_served_from_the_one_packed_copy(tmp_path: Path) ->
     active = backend.active_neurons
     assert active is not None and len(active) == config.num_hidden_layers
     assert all(0 < count < config.intermediate_size for count in active)
+    resting = sum(config.intermediate_size - count for count in active)
+    assert backend.resting_bytes == int(4 * config.hidden_size * resting)
