@@ -73,11 +73,22 @@ def megakernels(
     """Yield a kernel for each plan on the same weights and cubin."""
     device = str(packed.arena.device)
     limits = base.limits
-    shape = MegakernelShape.of(base.config, sequences=1, warps=limits.consumer_warps, stages=base.shared.stages)
+    shape = MegakernelShape.of(
+        base.config,
+        sequences=1,
+        warps=limits.consumer_warps,
+        stages=base.shared.stages,
+        sparse=base.layout.sparse,
+    )
     kernel = load_kernel(shape.spec(architecture(facts(device))), device)
     cache = KVCache.allocate(base.config, limits.num_pages, torch.bfloat16, device)
     for strategy, pages in itertools.product(strategies, block_pages):
-        plan = make_plan(base.config, replace(limits, block_pages=pages), partition=strategy)
+        plan = make_plan(
+            base.config,
+            replace(limits, block_pages=pages),
+            partition=strategy,
+            active_fraction=base.active_fraction,
+        )
         if plan.layout != base.layout or plan.shared.stages < shape.stages:
             print(f"{strategy}, {pages} pages a block: another layout of weights or shared memory; left out")
             continue

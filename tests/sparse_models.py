@@ -37,7 +37,7 @@ def biased_weights(config: ModelConfig, biases: torch.Tensor, device: str = "cpu
         layer.out[-1] = 0
         layer.down[-1] = 0
         layer.down.mul_(0.1)
-        layer.gate_up[: config.intermediate_size][fixed.to(device)] *= 0.1
+        layer.gate_up[: config.intermediate_size][fixed.to(device)] *= 0.01
         layer.gate_up[: config.intermediate_size, -1] = biases.to(device, layer.gate_up.dtype)
         layer.mlp_norm[-1] = 1.0
     return weights

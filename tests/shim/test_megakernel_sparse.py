@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from onekernel.cli.trace import table
 from onekernel.device.shim import ShimKernel
 from onekernel.device.shim_build import Build
 from onekernel.device.spec import KernelSpec
+from onekernel.engine.running_launch import Patience
 from onekernel.errors import DeviceError
+from onekernel.measure.timeline import read_timeline, summarize
+from onekernel.measure.trace import trace_launch
 from onekernel.plan.abi import Kind
-from tests.megakernels import LOGITS, small_plan
+from tests.megakernels import LOGITS, put_together, small_plan
 from tests.shim.test_megakernel import faulty
+from tests.shim.test_trace import TracedMegakernel
 from tests.sparse_models import biases_for, packed_for, prompts_of, sparse_case
 
 pytestmark = pytest.mark.usefixtures("host_compiler")
@@ -135,6 +140,21 @@ def test_a_planted_fault_is_caught(tmp_path: Path, name: str) -> None:
         if made.tokens != good.tokens or not torch.equal(made.logits, good.logits):
             return
     pytest.fail(f"{name}: 8 orders gave the right answer")
+
+
+@SLOW
+def test_a_trace_tells_what_fired_and_where_the_time_went() -> None:
+    it = sparse_case("one")
+    megakernel = put_together(it.plan, it.packed, ShimKernel, TracedMegakernel)
+    prompts = prompts_of(it)
+    words = trace_launch(megakernel, prompts[0], it.fill(megakernel, prompts), 1, Patience())
+    timeline = replace(read_timeline(it.plan, words), active_neurons=megakernel.active_neurons())
+    for row in summarize(timeline):
+        if row.kind == "gate":
+            assert row.work_us > 0 and row.publish_us > 0 and row.megabytes > 0
+        if row.kind == "gather":
+            assert row.values_us > 0
+    assert table(timeline, summarize(timeline))[-1] == "neurons that fired, by layer: 1 1"
 
 
 @SLOW

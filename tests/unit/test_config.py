@@ -207,6 +207,7 @@ def test_contexts_the_model_does_not_allow() -> None:
         ({"prefix_cache": 1}, "prefix_cache is 1; it must be true or false"),
         ({"dtype": "float16"}, "dtype is 'float16'; it must be auto, bfloat16 or float32"),
         ({"backend": "cuda"}, "backend is 'cuda'; it must be auto, reference or megakernel"),
+        ({"sparse": "yes"}, "sparse is 'yes'; it must be auto, on or off"),
     ],
 )
 def test_engine_options(wrong: dict[str, Any], message: str) -> None:

@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every phase")
     parser.add_argument("--ctas", metavar="N", type=int, help="SMs, one CTA on each (default: this GPU's, else 132)")
     parser.add_argument("--sequences", metavar="N", type=int, default=1, help="answers at once, 1 (default) or 8")
+    parser.add_argument(
+        "--active-fraction",
+        metavar="X",
+        type=float,
+        help="neurons behind a ReLU gate that are taken to fire (default 0.05)",
+    )
+    parser.add_argument("--dense", action="store_true", help="read all neurons, also those that do not fire")
     parser.add_argument("--validate", action="store_true", help="also prove the plan sound, which takes some seconds")
     parser.add_argument(
         "--read-gbps", metavar="X", type=float, default=H200_READ_GBPS, help=f"default {H200_READ_GBPS:g}"
@@ -54,10 +61,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     import json
 
-    from onekernel.config import PAGE_TOKENS, context_tokens
+    from onekernel.config import PAGE_TOKENS, SparseChoice, context_tokens
     from onekernel.engine.megakernel_load import first_plan
     from onekernel.models.registry import model_config
     from onekernel.plan.limits import Limits
+    from onekernel.plan.plan import ASSUMED_ACTIVE_FRACTION
     from onekernel.plan.validate import validate
     from onekernel.weights.open import LoadFormat, local_path, open_checkpoint
 
@@ -73,7 +81,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ctas, shared, arch = _machine(args.ctas, args.device)
     pages = args.sequences * -(-context // PAGE_TOKENS)
     limits = Limits(ctas=ctas, shared_bytes=shared, max_context=context, num_pages=pages, sequences=args.sequences)
-    plan = first_plan(config, limits, arch)
+    fraction: float | None = args.active_fraction
+    sparse: SparseChoice = "off" if args.dense else "auto" if fraction is None else "on"
+    plan = first_plan(
+        config, limits, arch, sparse=sparse, active_fraction=ASSUMED_ACTIVE_FRACTION if fraction is None else fraction
+    )
     if args.validate:
         validate(plan)
         console.note("the plan is sound")
@@ -100,7 +112,7 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
         ("context", f"{limits.max_context} tokens; a KV head's cache lies with {plan.members} CTAs"),
         ("tile rows", ", ".join(f"{name} {count}" for name, count in rows.items())),
         ("exchange", f"{plan.exchange_words * 8} bytes"),
-        ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}"),
+        ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}{_assumed(plan)}"),
         (
             "predicted",
             f"{predicted[0]:.0f} to {predicted[1]:.0f} us per token at {args.read_gbps:g} GB/s, with {plan.hand_overs} "
@@ -124,9 +136,13 @@ def _tile_rows(plan: Plan) -> dict[str, int]:
     return {
         "residual": matrices["out", 0].tile_rows,
         "qkv": matrices["qkv", 0].tile_rows,
-        "gate_up": matrices["gate_up", 0].tile_rows,
+        "gate_up": matrices["gate" if plan.layout.sparse else "gate_up", 0].tile_rows,
         "head": plan.layout.head.tile_rows,
     }
+
+
+def _assumed(plan: Plan) -> str:
+    return "" if plan.active_fraction is None else f", if {100 * plan.active_fraction:g} % of the neurons fire"
 
 
 def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dict[str, Any]:
@@ -151,6 +167,7 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
         "exchange_bytes": plan.exchange_words * 8,
         "tile_rows": _tile_rows(plan),
         "members": plan.members,
+        "active_fraction": plan.active_fraction,
         "bytes_per_token": plan.bytes_per_token,
         "imbalance": plan.imbalance,
         "hand_overs": plan.hand_overs,

@@ -116,6 +116,8 @@ def load_engine(
     listener.note(f"device {device} ({resolved.reason}), backend {backend_name}, {str(dtype).removeprefix('torch.')}")
     if options.backend == "auto" and planned.plan is None and device.startswith("cuda"):
         listener.note(f"not the megakernel: {planned.reason}")
+    if planned.plan is not None and planned.plan.layout.sparse:
+        listener.note("feed-forwards read only the neurons that fire; --sparse off: all of them")
     listener.note(
         f"context {context} of {config.context_limit} tokens; memory: weights {format_bytes(memory.weights_bytes)}, "
         f"KV cache {format_bytes(memory.kv_bytes)}{describe(pages, context)}, "

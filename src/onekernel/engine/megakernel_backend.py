@@ -81,6 +81,14 @@ class MegakernelBackend(PagedBackend):
                 return
 
     @property
+    def resting_bytes(self) -> int:
+        """Bytes of neurons that did not fire, and so were not read, for a token of the last launch."""
+        if self.active_neurons is None:
+            return 0
+        resting = self.config.intermediate_size * len(self.active_neurons) - sum(self.active_neurons)
+        return int(4 * self.config.hidden_size * resting)
+
+    @property
     def chunk_tokens(self) -> int:
         """Tokens of a whole chunk of the prompt."""
         return super().chunk_tokens if self._prefill is None else self._prefill.chunk_tokens

@@ -76,22 +76,28 @@ def plan_megakernel(
 
 
 def first_plan(
-    config: ModelConfig, limits: Limits, arch: str, vocab_limit: int | None = None, sparse: SparseChoice = "auto"
+    config: ModelConfig,
+    limits: Limits,
+    arch: str,
+    vocab_limit: int | None = None,
+    sparse: SparseChoice = "auto",
+    active_fraction: float = ASSUMED_ACTIVE_FRACTION,
 ) -> Plan:
     """Return the plan with the most consumer warps, whatever `limits` says of them, sparse before dense.
 
-    Raises the ConfigError of the last try.
+    `active_fraction`: of the neurons of sparse feed-forwards, those taken to fire. Raises the ConfigError of the last
+    try.
     """
     fractions: list[float | None] = []
     if sparse == "on" or (sparse == "auto" and why_not_sparse(config) is None):
-        fractions.append(ASSUMED_ACTIVE_FRACTION)
+        fractions.append(active_fraction)
     if sparse != "on":
         fractions.append(None)
     warp_counts = dict.fromkeys((consumer_warps(arch, limits.sequences), FEWEST_WARPS))
-    for active_fraction, warps in itertools.product(fractions, warp_counts):
+    for fraction, warps in itertools.product(fractions, warp_counts):
         tried = replace(limits, consumer_warps=warps, stage_bytes=warps * UNIT_BYTES)
         try:
-            return make_plan(config, tried, vocab_limit=vocab_limit, active_fraction=active_fraction)
+            return make_plan(config, tried, vocab_limit=vocab_limit, active_fraction=fraction)
         except ConfigError as error:
             refused = error
         except OverflowError as error:

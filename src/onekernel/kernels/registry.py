@@ -58,6 +58,7 @@ SELFCHECK = KernelSpec(
 )
 
 LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
+SPARSE_1B = replace(LLAMA_1B, hidden_act="relu", sparse=True, stages=13)
 QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
 SPARSE = SparseShape()
 TRAINING = TrainingShape(2048)
@@ -72,6 +73,8 @@ KERNELS: dict[str, Registered] = {
     "megakernel_llama_1b_12_warps": Registered(replace(LLAMA_1B, warps=12).spec()),
     "megakernel_qwen3_0_6b": Registered(QWEN3_0_6B.spec(), HOPPER_ONLY),
     "megakernel_qwen3_0_6b_12_warps": Registered(replace(QWEN3_0_6B, warps=12).spec()),
+    "megakernel_sparse_1b": Registered(SPARSE_1B.spec(), HOPPER_ONLY),
+    "megakernel_sparse_1b_12_warps": Registered(replace(SPARSE_1B, warps=12).spec()),
     "megakernel_sequences_8": Registered(replace(LLAMA_1B, sequences=8, warps=8).spec()),
     "sparse_pack": Registered(SPARSE.pack(), AMPERE_AND_UP),
     "sparse_up": Registered(SPARSE.up(), AMPERE_AND_UP),

@@ -52,6 +52,7 @@ def test_sampling_flags(arguments: str, field: str, value: object) -> None:
         ("--dtype bf16", "dtype", "bfloat16"),
         ("--dtype float", "dtype", "float32"),
         ("--backend reference", "backend", "reference"),
+        ("--sparse off", "sparse", "off"),
     ],
 )
 def test_engine_flags(arguments: str, field: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_for_people_it_is_a_table(capsys: pytest.CaptureFixture[str], tmp_path: 
     kinds = [line.split()[:2] for line in lines[lines.index("") + 2 :]]
     assert kinds == [["embed", "1"], *([kind, "2"] for kind in PER_LAYER), ["head", "1"], ["choose", "1"]]
     assert "the plan is sound" in err
+
+
+def test_a_relu_gate_makes_the_feed_forwards_sparse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = read_shipped("Llama-3.2-1B") | {"hidden_act": "relu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def plan(*flags: str) -> dict[str, Any]:
+        assert main(["plan", str(tmp_path), "--device", "cpu", "--ctx-size", "512", "--json", *flags]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    assumed, few, dense = plan(), plan("--active-fraction", "0.01"), plan("--dense")
+    assert (assumed["active_fraction"], few["active_fraction"], dense["active_fraction"]) == (0.05, 0.01, None)
+    assert few["bytes_per_token"] < assumed["bytes_per_token"] < 0.6 * dense["bytes_per_token"]
+    assert {"gate", "gather"} < {phase["kind"] for phase in few["phases"]}
+    assert main(["plan", str(tmp_path), "--device", "cpu", "--ctx-size", "512"]) == 0
+    assert "if 5 % of the neurons fire" in capsys.readouterr().out
 
 
 PER_LAYER = ["qkv", "attention", "combine", "out", "gate_up", "down"]

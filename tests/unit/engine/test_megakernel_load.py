@@ -44,6 +44,31 @@ def test_a_supported_gpu_gets_a_plan_for_all_its_processors() -> None:
     assert slice_of is not None and slice_of.limits.ctas == 32
 
 
+def test_a_relu_gated_model_reads_only_neurons_that_fire_unless_told_not_to() -> None:
+    relu = replace(LLAMA, hidden_act="relu")
+    kinds = {}
+    for sparse in ("auto", "on", "off"):
+        found = plan_megakernel(relu, "cuda:0", torch.bfloat16, 4096, 1000, lambda name: H200, sparse=sparse)
+        assert found.plan is not None
+        kinds[sparse] = found.plan.layout.sparse
+    assert kinds == {"auto": True, "on": True, "off": False}
+    dense = planned().plan
+    assert dense is not None and not dense.layout.sparse
+    asked = plan_megakernel(LLAMA, "cuda:0", torch.bfloat16, 4096, 1000, lambda name: H200, sparse="on")
+    assert asked.plan is None and "hidden_act is silu" in asked.reason
+
+
+def test_what_sparse_feed_forwards_need_is_what_is_allocated() -> None:
+    relu = replace(LLAMA, hidden_act="relu")
+    plan = planned(relu).plan
+    assert plan is not None
+    needs = plan_memory(relu, torch.bfloat16, "cuda:0", 4096, plan)
+    arenas = allocate(relu, plan.layout, "meta")
+    assert needs.weights_bytes == arenas.arena.nbytes + arenas.constants.nbytes
+    assert needs.weights_bytes < 1.02 * 2 * relu.parameters
+    assert needs.workspace_bytes >= scratch_bytes(plan.layout) + 8 * plan.exchange_words
+
+
 def test_little_shared_memory_gets_fewer_warps() -> None:
     plan = planned(LLAMA_8B, shared_bytes_per_block=101376).plan
     assert plan is not None

@@ -31,6 +31,13 @@ def test_the_bytes_of_a_token_over_the_measured_rate(read_rate: Any) -> None:
     assert read_limit_us(loaded(weights_bytes=5 * 10**7)) == pytest.approx(5e7 / 4e12 * 1e6)  # packed
 
 
+def test_neurons_that_rest_are_not_read(read_rate: Any) -> None:
+    read_rate(lambda: 4e12)
+    sparse = loaded()
+    sparse.engine.backend.resting_bytes = 10**8
+    assert read_limit_us(sparse) == pytest.approx(10**8 / 4e12 * 1e6)
+
+
 def test_none_on_a_cpu_or_without_room(read_rate: Any) -> None:
     def full() -> float:
         raise torch.OutOfMemoryError("no room")

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool add_given(const Machine& m, const Task& task, u3
   return true;
 }
 
-__device__ __forceinline__ bool gather_phase(const Machine& m, const Task& task) {
+__device__ __forceinline__ bool gather_phase(Machine& m, const Task& task) {
   const u32 tile_rows = task.flags & FLAG_ROWS_4 ? 4 : 8, rows = task.count * tile_rows, pairs = rows / 2;
   const u32 thread = threadIdx.x, lane = lane_index(), warp = warp_index();
   float* const parts = m.shared.partial();  // (MK_WARPS, rows)
@@ -61,7 +61,9 @@ __device__ __forceinline__ bool gather_phase(const Machine& m, const Task& task)
     }
     if (lane < lanes && pair < pairs) *reinterpret_cast<float2*>(parts + warp * rows + 2 * pair) = sum;
   }
-  if (!m.meet(ok)) return false;
+  const bool all = m.meet(ok);
+  for (Mark part : {Mark::TAKEN, Mark::MULTIPLIED, Mark::MET}) m.mark(part);  // all at once: there is no product
+  if (!all) return false;
 #pragma unroll 1
   for (u32 pair = thread; pair < pairs; pair += CONSUMERS) {
     float2* residual = reinterpret_cast<float2*>(m.shared.residual()) + pair;
