@@ -60,6 +60,7 @@ SELFCHECK = KernelSpec(
 LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
 SPARSE_1B = replace(LLAMA_1B, hidden_act="relu", sparse=True, stages=13)
 QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
+BITNET_2B = replace(LLAMA_1B, head_dim=128, hidden_act="relu2", ternary=True, stages=10)
 SPARSE = SparseShape()
 TRAINING = TrainingShape(2048)
 
@@ -76,6 +77,10 @@ KERNELS: dict[str, Registered] = {
     "megakernel_sparse_1b": Registered(SPARSE_1B.spec(), HOPPER_ONLY),
     "megakernel_sparse_1b_12_warps": Registered(replace(SPARSE_1B, warps=12).spec()),
     "megakernel_sequences_8": Registered(replace(LLAMA_1B, sequences=8, warps=8).spec()),
+    "megakernel_bitnet_2b": Registered(BITNET_2B.spec(), HOPPER_ONLY),
+    "megakernel_bitnet_2b_12_warps": Registered(replace(BITNET_2B, warps=12).spec()),
+    "megakernel_bitnet_2b_int8": Registered(replace(BITNET_2B, head_int8=True).spec(), HOPPER_ONLY),
+    "megakernel_ternary_qwen3": Registered(replace(QWEN3_0_6B, ternary=True, scale_group=128).spec(), HOPPER_ONLY),
     "sparse_pack": Registered(SPARSE.pack(), AMPERE_AND_UP),
     "sparse_up": Registered(SPARSE.up(), AMPERE_AND_UP),
     "sparse_combine": Registered(SPARSE.combine(), AMPERE_AND_UP),
