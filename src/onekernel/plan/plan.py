@@ -180,7 +180,8 @@ def make_plan(
         )
     if config.ternary is None and config.sub_norms:
         raise ConfigError(
-            "the model has sub-norms and dense weights; the megakernel knows those of ternary models only"
+            "the model has sub-norms and dense weights; the megakernel has sub-norms for ternary ones only: use the "
+            "reference"
         )
     if config.ternary is not None and limits.sequences > 1:
         raise ConfigError(f"{limits.sequences} sequences of a ternary model; the megakernel makes one at a time")

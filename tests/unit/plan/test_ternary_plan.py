@@ -103,6 +103,8 @@ def test_group_scales_have_room() -> None:
 def test_what_cannot_be_planned_is_refused_with_a_reason() -> None:
     with pytest.raises(ConfigError, match="embedding and head are ternary"):
         h200(replace(BITNET_2B, ternary=Ternary(head="ternary")))
+    with pytest.raises(ConfigError, match="sub-norms and dense weights"):
+        small_plan(replace(BITNET, ternary=None))
     with pytest.raises(ConfigError, match="8 sequences of a ternary model"):
         make_plan(BITNET, small_limits(3, 8, sequences=8))
 
