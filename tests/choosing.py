@@ -41,7 +41,8 @@ FIRST = 40
 
 def spec(root: Path, *, warps: int = 2, sequences: int = 1) -> KernelSpec:
     """The kernel tests/shim/kernels/choosing.cu; `root`: from `sources`."""
-    names = {"MK_HEAD_DIM": 64, "MK_GROUP": 1, "MK_ACTIVATION": 0, "MK_QK_NORM": 0, "MK_STAGES": 1, "MK_TRACE": 0}
+    names = {"MK_HEAD_DIM": 64, "MK_GROUP": 1, "MK_ACTIVATION": 0, "MK_QK_NORM": 0, "MK_STAGES": 1}
+    names |= dict.fromkeys(("MK_TRACE", "MK_TERNARY", "MK_SCALE_GROUP", "MK_HEAD_INT8", "MK_SPARSE"), 0)
     return KernelSpec(
         "choosing.cu",
         "choosing",
