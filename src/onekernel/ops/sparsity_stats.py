@@ -23,7 +23,7 @@ class LayerSparsity:
     fullest: int
     """Active neurons of the fullest token."""
     neuron_counts: Tensor
-    """(neurons,) int64 on the CPU: tokens that each neuron was active for."""
+    """(neurons,) int64 on the CPU: tokens that each neuron was active for, of those whose neurons were counted."""
 
     @property
     def nonzero_fraction(self) -> float:
@@ -32,7 +32,7 @@ class LayerSparsity:
 
     @property
     def dead(self) -> int:
-        """Neurons that were active for none of the tokens; all of them where no token was seen."""
+        """Neurons that were active for none of the counted tokens; all of them where none was counted."""
         return int((self.neuron_counts == 0).sum())
 
 
@@ -76,15 +76,16 @@ class SparsityStats:
             raise ConfigError(f"{layers} layers of {neurons} neurons; both must be 1 or more")
         self._counters = torch.zeros(layers, _SUMS + neurons, dtype=torch.int64, device=device)
 
-    def observe(self, layer: int, row_counts: Tensor, neuron_counts: Tensor) -> None:
-        """Add what one call of one layer counted: active neurons by token, (tokens,), and tokens by neuron."""
+    def observe(self, layer: int, row_counts: Tensor, neuron_counts: Tensor | None) -> None:
+        """Add what one call of one layer counted: active by token, (tokens,), and tokens by neuron if it did."""
         if row_counts.numel() == 0:
             return
         counters = self._counters[layer]
         counters[_ROWS] += row_counts.numel()
         counters[_NONZEROS] += row_counts.sum()
         counters[_FULLEST] = torch.maximum(counters[_FULLEST], row_counts.max())
-        counters[_SUMS:] += neuron_counts
+        if neuron_counts is not None:
+            counters[_SUMS:] += neuron_counts
 
     def read(self) -> Sparsity:
         """Return what was seen since the last reading, and begin anew."""

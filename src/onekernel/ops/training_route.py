@@ -74,16 +74,18 @@ H200 = TrainingCosts()
 def choose_route(
     seen: LayerSparsity, tokens: int, hidden: int, *, gated: bool = True, costs: TrainingCosts = H200
 ) -> TrainingRoute:
-    """Return the fastest way for calls of `tokens` tokens like those that were seen; dense where none were.
+    """Return the fastest way for calls of `tokens` tokens like those that were seen; dense where no neuron was counted.
 
+    How much is active is the mean of all tokens that were seen; its shares by neuron are those that were counted.
     The hot neurons are on the CPU: move them to the weights' device once.
     """
     neurons = len(seen.neuron_counts)
-    if seen.tokens == 0:
+    counted = int(seen.neuron_counts.sum())
+    if seen.tokens == 0 or (counted == 0 and seen.mean > 0):
         return TrainingRoute()
     best, route = PROMISE * costs.dense(tokens, hidden, neurons, gated), TrainingRoute()
     counts, order = seen.neuron_counts.sort(descending=True, stable=True)
-    in_hot = torch.cat([torch.zeros(1), counts.double().cumsum(0)]) * (tokens / seen.tokens)
+    in_hot = torch.cat([torch.zeros(1), counts.double().cumsum(0)]) * (tokens * seen.mean / max(counted, 1))
     for hot in range(0, neurons, HOT_MULTIPLE):
         cold = float(in_hot[-1] - in_hot[hot])
         time = costs.sparse(tokens, hidden, neurons, cold, gated)

@@ -32,6 +32,7 @@ def evaluate(
     sums = torch.zeros(2, dtype=torch.float64, device=world.device)
     before = layers[0].mlp.activation
     model.set_activation(activation)
+    model.count_neurons(True)
     model.eval()
     for pieces, counted in held_out_batches(tokens, context, run.evaluate_pieces, size, world.rank, world.size):
         with world.precision():

@@ -13,7 +13,7 @@ from onekernel.ops.sparse_training import Trained, TrainingRoute, train_ffn
 
 
 class FeedForward(nn.Module):
-    """down(h), h = activate(gate(x)) * up(x). With ReLU `route` says how; it may change between steps."""
+    """down(h), h = activate(gate(x)) * up(x). `route` (of ReLU) and `count_neurons` change between steps."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -23,13 +23,16 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
         self.activation: Literal["silu", "relu", "relu2"] = config.hidden_act
         self.route = TrainingRoute()
+        self.count_neurons = True
 
     def forward(self, x: Tensor) -> Trained:
         """Return the output for x, (batch, tokens, hidden), its penalty, and what was active."""
         if self.activation == "silu":
             return self._silu(x)
         gate, up, down = (linear.weight for linear in (self.gate_proj, self.up_proj, self.down_proj))
-        return train_ffn(x, gate, up, down, activation=self.activation, route=self.route, count_neurons=True)
+        return train_ffn(
+            x, gate, up, down, activation=self.activation, route=self.route, count_neurons=self.count_neurons
+        )
 
     def _silu(self, x: Tensor) -> Trained:
         """Dense training of a baseline: nearly everything is active, and the penalty only shrinks."""
@@ -37,4 +40,5 @@ class FeedForward(nn.Module):
         inner = active * self.up_proj(x)
         on = (active.detach() != 0).flatten(0, -2)
         penalty = inner.float().abs().sum(-1).mean()
-        return Trained(self.down_proj(inner), penalty, on.sum(1, dtype=torch.int32), on.sum(0))
+        counts = on.sum(0) if self.count_neurons else None
+        return Trained(self.down_proj(inner), penalty, on.sum(1, dtype=torch.int32), counts)

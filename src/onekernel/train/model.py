@@ -27,8 +27,8 @@ class Losses(NamedTuple):
     """Mean over layers of the sum over neurons of |h|."""
     row_counts: list[Tensor]
     """By layer, (tokens,) int32: active neurons of each token."""
-    neuron_counts: list[Tensor]
-    """By layer, (intermediate,) int64: tokens that each neuron was active for."""
+    neuron_counts: list[Tensor | None]
+    """By layer, (intermediate,) int64: tokens that each neuron was active for, if the model counts neurons."""
 
     def add_to(self, stats: SparsityStats) -> None:
         """Add what was active to the counters; nothing waits for the device."""
@@ -112,6 +112,11 @@ class SparseLlama(nn.Module):
         for layer in self.layers:
             layer.mlp.activation = activation
 
+    def count_neurons(self, wanted: bool) -> None:
+        """Let every feed-forward count by neuron too, or not, from now on."""
+        for layer in self.layers:
+            layer.mlp.count_neurons = wanted
+
     def logits(self, ids: Tensor) -> tuple[Tensor, list[Trained]]:
         """Return the logits after each of ids, (batch, tokens) int64, and what the feed-forwards did."""
         body: Any = self.model
@@ -132,8 +137,8 @@ class SparseLlama(nn.Module):
         logits, done = self.logits(ids[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
         penalty = torch.stack([trained.penalty for trained in done]).mean()
-        neurons = [trained.neuron_counts for trained in done if trained.neuron_counts is not None]
-        return Losses(loss, penalty, [trained.row_counts for trained in done], neurons)
+        rows, neurons = [trained.row_counts for trained in done], [trained.neuron_counts for trained in done]
+        return Losses(loss, penalty, rows, neurons)
 
 
 def initialise(model: SparseLlama, seed: int) -> None:

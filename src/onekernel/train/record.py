@@ -31,7 +31,7 @@ class StepReport:
     fullest: list[int]
     """Most active neurons of a token, by layer."""
     dead: list[float]
-    """Share of neurons that none of these tokens activated, by layer."""
+    """Share of neurons that no token of the last step activated, by layer; none if it was interrupted uncounted."""
     routes: list[str]
     """How each layer was computed, dense or sparse."""
     learning_rate: float

@@ -66,13 +66,15 @@ class Trainer:
         run = self._settings.run
         since, started = begin, time.monotonic()
         for step in range(begin, run.steps):
-            self._step(step, pieces)
             done = step + 1
             saves = run.checkpoint_every > 0 and (done % run.checkpoint_every == 0 or done == run.steps)
             looks = done % run.log_every == 0 or saves or done == run.steps
+            counts = looks or run.compile  # compiled code is one for all steps
+            self._model.count_neurons(counts)
+            self._step(step, pieces)
             stops = interrupt.asked if self._world.size == 1 else looks and self._anyone(interrupt.asked)
             if looks or stops:
-                duties.report(self._report(done, done - since, time.monotonic() - started))
+                duties.report(self._report(done, done - since, time.monotonic() - started, counted=counts))
                 since, started = done, time.monotonic()
             if run.evaluate_every and done % run.evaluate_every == 0 and done < run.steps:
                 duties.evaluate(done)
@@ -113,7 +115,8 @@ class Trainer:
         no_sync: Any = self._shared.no_sync  # DDP's
         return contextlib.nullcontext() if last else no_sync()
 
-    def _report(self, done: int, steps: int, seconds: float) -> StepReport:
+    def _report(self, done: int, steps: int, seconds: float, *, counted: bool) -> StepReport:
+        """Return the means of the last steps, and choose the ways of the next if neurons were counted."""
         settings = self._settings
         means = self._world.mean(self._sums / steps).tolist()
         seen = shared(self._stats.read(), self._world)
@@ -126,7 +129,9 @@ class Trainer:
                 "or raise optimizer.warm_up"
             )
         routes: list[str] = [layer.mlp.route.name for layer in self._model.layers]
-        choose_routes(self._model, seen, settings, self._world)
+        inner = self._model.config.intermediate_size
+        if counted:
+            choose_routes(self._model, seen, settings, self._world)
         step_tokens = settings.run.batch * settings.data.context
         return StepReport(
             step=done,
@@ -136,7 +141,7 @@ class Trainer:
             sparsity=1 - seen.nonzero_fraction,
             nonzeros=[layer.mean for layer in seen.layers],
             fullest=[layer.fullest for layer in seen.layers],
-            dead=[layer.dead / self._model.config.intermediate_size for layer in seen.layers],
+            dead=[layer.dead / inner for layer in seen.layers if counted],
             routes=routes,
             learning_rate=learning_rate(done - 1, settings.run.steps, settings.optimizer),
             gradient_norm=norm,

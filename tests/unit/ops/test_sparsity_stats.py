@@ -32,6 +32,27 @@ def test_what_was_counted_is_read_once() -> None:
     assert stats.read().layers[1].tokens == 0
 
 
+def test_neurons_may_be_counted_in_some_calls_only() -> None:
+    torch.manual_seed(0)
+    stats = SparsityStats(1, 512, "cpu")
+    active = torch.rand(64, 512) < 0.02
+    stats.observe(0, active.sum(1, dtype=torch.int32), None)
+    without = stats.read().layers[0]
+    assert (without.tokens, without.mean, without.dead) == (64, int(active.sum()) / 64, 512)
+    cheap = TrainingCosts(call_us=0.0, gathered_bytes_per_us=1e8)
+    assert choose_route(without, 16384, 2048, costs=cheap).name == "dense"
+    for _ in range(3):
+        stats.observe(0, active.sum(1, dtype=torch.int32), None)
+    stats.observe(0, active.sum(1, dtype=torch.int32), active.sum(0))
+    some = stats.read().layers[0]
+    stats.observe(0, active.sum(1, dtype=torch.int32), active.sum(0))
+    every = stats.read().layers[0]
+    assert (some.tokens, some.mean) == (4 * 64, every.mean)
+    ways = [choose_route(layer, 16384, 2048, costs=cheap) for layer in (some, every)]
+    assert [way.name for way in ways] == ["sparse", "sparse"]
+    assert ways[0].hot is ways[1].hot is None
+
+
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 layers of 4 neurons; both must be 1 or more"):
         SparsityStats(0, 4, "cpu")

@@ -140,6 +140,26 @@ def test_ctrl_c_writes_a_checkpoint_after_the_step(tmp_path: Path) -> None:
     assert train(asked, resume=True).step == 6
 
 
+def test_neurons_are_counted_in_the_steps_that_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, step = [], Trainer._step
+
+    def watched(self: Trainer, number: int, pieces: Any) -> None:
+        counted.append(self._model.layers[0].mlp.count_neurons)
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        step(self, number, pieces)
+
+    monkeypatch.setattr(Trainer, "_step", watched)
+    assert train(settings(tmp_path, run={"checkpoint_every": 0, "log_every": 3, "steps": 9})).step == 5
+    assert counted == [False, False, True, False, False]
+    first, last = numbers(tmp_path)
+    assert (first["step"], last["step"]) == (3, 5)
+    assert len(first["dead"]) == 2
+    assert all(0 <= share < 1 for share in first["dead"])
+    assert last["dead"] == []
+    assert 0 < last["sparsity"] < 1
+
+
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
