@@ -24,6 +24,9 @@ COLUMNS = 8
 MOST_BATCH = 4
 """Rows whose products are summed at a time; three sums each, and a warp has room for 16."""
 
+MOST_HIDDEN = 8192
+"""The largest hidden_size that is compiled and looked at for spills."""
+
 MASK_WARPS = 8
 TRANSPOSE_WARPS = 8
 TRANSPOSE_BLOCKS = 8
@@ -62,6 +65,10 @@ class TrainingShape:
             f"hidden_size {self.hidden} needs {self.shared(rows, 1)} bytes of shared memory where a CTA may have "
             f"{shared_bytes}; use the dense route"
         )
+
+    def fits(self, shared_bytes: int) -> bool:
+        """Return whether every kernel takes this hidden_size where a CTA may have so much shared memory."""
+        return self.hidden <= MOST_HIDDEN and self.shared(3, 1) <= shared_bytes
 
     def shared(self, rows: int, batch: int) -> int:
         """Return the bytes of shared memory: rows on their way, the list of a segment, sums and counts of warps."""

@@ -21,7 +21,7 @@ from onekernel.ops.sparsity_stats import LayerSparsity, Sparsity, SparsityStats
 from onekernel.ops.training_formulas import Gradients, Weights
 from onekernel.ops.training_gpu import backward_on_gpu, count_on_gpu, forward_on_gpu
 from onekernel.ops.training_hot import hot_backward, hot_forward
-from onekernel.ops.training_route import TrainingRoute, choose_route
+from onekernel.ops.training_route import TrainingRoute, TrainingRouteName, choose_route
 
 __all__ = [
     "LayerSparsity",
@@ -56,17 +56,18 @@ def train_ffn(
     down: Tensor,
     *,
     activation: Activation = "relu",
-    route: TrainingRoute | None = None,
+    route: TrainingRoute | TrainingRouteName | None = None,
     count_neurons: bool = False,
 ) -> Trained:
     """Return the feed-forward of x, (..., hidden), with what the L1 term and the log need; all of it differentiable.
 
     gate, up: (intermediate, hidden), down: (hidden, intermediate), as nn.Linear has them; None for one without a gate.
     They may be float32 beside a bf16 x (or under autocast): the arithmetic is x's, and their gradients are float32 sums
-    that were never rounded. `route`: None is dense, which PyTorch does; sparse takes bf16 on a GPU and any dtype on a
-    CPU, where plain PyTorch does it. Raises ConfigError for shapes, dtypes and activations that do not fit.
+    that were never rounded. `route`: one, or its name; None is dense, which PyTorch does; sparse takes bf16 on a GPU and
+    any dtype on a CPU, where plain PyTorch does it. Raises ConfigError for shapes, dtypes and activations that do not
+    fit.
     """
-    route = route or TrainingRoute()
+    route = TrainingRoute(route) if isinstance(route, str) else route or TrainingRoute()
     _check(x, gate, up, down, activation, route)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))

@@ -97,6 +97,12 @@ def backward_with(
     )
 
 
+def takes_hidden(hidden: int, device: torch.device) -> bool:
+    """Return whether the kernels take feed-forwards of this hidden_size on a GPU."""
+    shape = TrainingShape(-(-hidden // HIDDEN_MULTIPLE) * HIDDEN_MULTIPLE)
+    return shape.fits(facts(f"cuda:{device.index or 0}").shared_bytes_per_block)
+
+
 def count_on_gpu(masks: Tensor, neurons: int) -> Tensor:
     """Return by neuron the tokens whose bit is set, (neurons,) int64."""
     kernels = _made(masks.device.index, TrainingShape(hidden=HIDDEN_MULTIPLE))

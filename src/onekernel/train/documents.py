@@ -125,5 +125,5 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.ipc
     except ModuleNotFoundError:
-        raise ConfigError(f'{path} needs pyarrow: pip install "onekernel[train]"') from None
+        raise ConfigError(f"{path} needs pyarrow: pip install pyarrow") from None
     return pyarrow

@@ -96,12 +96,12 @@ class Record:
             draw(read_log(self._log), self._folder / PICTURE)
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path | str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; one that a kill cut off is left out."""
-    if not path.is_file():
+    if not Path(path).is_file():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
@@ -132,7 +132,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
 def _wants_picture(settings: RunSettings) -> bool:
     there = importlib.util.find_spec("matplotlib") is not None
     if settings.picture and not there:
-        raise ConfigError('run.picture needs matplotlib: pip install "onekernel[plots]"')
+        raise ConfigError("run.picture needs matplotlib: pip install matplotlib")
     return there if settings.picture is None else settings.picture
 
 
@@ -140,5 +140,5 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ConfigError('run.tensorboard needs tensorboard: pip install "onekernel[train]"') from None
+        raise ConfigError("run.tensorboard needs tensorboard: pip install tensorboard") from None
     return SummaryWriter(str(folder), purge_step=step + 1)

@@ -6,12 +6,13 @@ one it had: its losses are the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from onekernel.ops.sparse_training import LayerSparsity, Sparsity, TrainingRoute, choose_route
+from onekernel.ops.training_gpu import takes_hidden
 from onekernel.train.model import SparseLlama
 from onekernel.train.settings import Settings
 from onekernel.train.world import World
@@ -43,13 +44,19 @@ def choose_routes(model: SparseLlama, seen: Sparsity, settings: Settings, world:
     for layer, counted in zip(model.layers, seen.layers, strict=True):
         if asked != "auto":
             layer.mlp.route = TrainingRoute(asked)
-        elif world.device.type == "cuda" and world.dtype is torch.bfloat16:
+        elif _may_be_sparse(world) and takes_hidden(model.config.hidden_size, world.device):
             chosen = choose_route(counted, tokens, model.config.hidden_size)
             layer.mlp.route = _placed(chosen.name == "sparse", chosen.hot, world.device)
 
 
-def first_routes(model: SparseLlama, settings: Settings) -> None:
-    """Set every layer's way for the first steps, of which nothing is known: dense, unless sparse is forced."""
+def first_routes(model: SparseLlama, settings: Settings, world: World, say: Callable[[str], None]) -> None:
+    """Set every layer's way for the first steps, of which nothing is known: dense, unless sparse is forced.
+
+    Says so if the way is chosen later and can only ever be dense, because the kernels do not take the model's size.
+    """
+    hidden = model.config.hidden_size
+    if settings.sparsity.route == "auto" and _may_be_sparse(world) and not takes_hidden(hidden, world.device):
+        say(f"every layer stays dense: hidden_size {hidden} is more than the sparse kernels take on this GPU")
     for layer in model.layers:
         layer.mlp.route = TrainingRoute("sparse" if settings.sparsity.route == "sparse" else "dense")
 
@@ -69,6 +76,11 @@ def restore_routes(model: SparseLlama, tensors: Mapping[str, Tensor], device: to
     for number, layer in enumerate(model.layers):
         name = f"{HOT}{number}"
         layer.mlp.route = _placed(name in tensors, tensors.get(name), device)
+
+
+def _may_be_sparse(world: World) -> bool:
+    """Whether the kernels are for this device and dtype."""
+    return world.device.type == "cuda" and world.dtype is torch.bfloat16
 
 
 def _placed(sparse: bool, hot: Tensor | None, device: torch.device) -> TrainingRoute:

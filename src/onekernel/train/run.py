@@ -87,7 +87,7 @@ class _Run:
         settings, world = self.settings, self.world
         begin = self._claim(resume)
         vocab, shared, activation = self._prepare(begin)
-        first_routes(self.model, settings)
+        first_routes(self.model, settings, world, self.listener.note)
         if begin:
             load_checkpoint(self.checkpoint, self.model, self.optimizer)
             self.listener.note(f"going on after step {begin} of {settings.run.steps}")

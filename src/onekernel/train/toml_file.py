@@ -65,4 +65,6 @@ def _sentence(message: str, values: Mapping[str, Any]) -> str:
         elif index.isdigit() and isinstance(found, list):
             found = found[int(index)]
     expected = what[:1].lower() + what[1:].partition(", got")[0]
+    if not path:
+        return expected.replace("`", "")  # of the file as a whole: a check of its own, which names the keys
     return f"{path} is {found!r}; {expected.replace('`', '')}"

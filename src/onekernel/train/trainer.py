@@ -67,8 +67,8 @@ class Trainer:
         since, started = begin, time.monotonic()
         for step in range(begin, run.steps):
             done = step + 1
-            saves = run.checkpoint_every > 0 and (done % run.checkpoint_every == 0 or done == run.steps)
-            looks = done % run.log_every == 0 or saves or done == run.steps
+            saves = done == run.steps or (run.checkpoint_every > 0 and done % run.checkpoint_every == 0)
+            looks = done % run.log_every == 0 or saves
             counts = looks or run.compile  # compiled code is one for all steps
             self._model.count_neurons(counts)
             self._step(step, pieces)

@@ -42,7 +42,10 @@ def train_vocabulary(texts: Iterable[str], vocab_size: int, most_bytes: int) -> 
         show_progress=False,
     )
     backend.train_from_iterator(_first(texts, most_bytes), trainer)
-    if (found := backend.get_vocab_size()) < vocab_size:
+    found = backend.get_vocab_size()
+    if found == len(pre_tokenizers.ByteLevel.alphabet()) + 1:
+        raise TrainingError("the training text is empty or too short to learn a single pair of bytes from; give more")
+    if found < vocab_size:
         raise TrainingError(
             f"the text gives a vocabulary of {found} tokens and {vocab_size} were asked for; "
             f"set tokenizer.vocab_size to {found} or less, or give more text"

@@ -52,7 +52,7 @@ class Case:
         gate, up, down = weights if self.gate is not None else (None, *weights)
         return train_ffn(x, gate, up, down, activation=activation, route=route, **more)
 
-    def gradients(self, route: TrainingRoute | None, activation: str = "relu") -> list[Tensor]:
+    def gradients(self, route: TrainingRoute | str | None, activation: str = "relu") -> list[Tensor]:
         """Of sum(out * grad_out) + L1 * penalty; first out and penalty themselves."""
         leaves = self.leaves
         found = self.call(leaves, route, activation)
@@ -73,7 +73,7 @@ class Case:
 
 
 HOT = torch.tensor([3, 69, 10])
-ROUTES = {"dense": TrainingRoute(), "sparse": TrainingRoute("sparse"), "hot": TrainingRoute("sparse", HOT)}
+ROUTES = {"dense": TrainingRoute(), "sparse": "sparse", "hot": TrainingRoute("sparse", HOT)}
 
 
 def error(got: Tensor, want: Tensor) -> float:

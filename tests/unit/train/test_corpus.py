@@ -78,6 +78,11 @@ def test_a_vocabulary_that_the_text_does_not_give(vocab: Vocab) -> None:
         train_vocabulary(["whale whale"], 5000, 1000)
 
 
+def test_a_vocabulary_of_nothing(vocab: Vocab) -> None:
+    with pytest.raises(TrainingError, match="the training text is empty"):
+        train_vocabulary([""], 5000, 1000)
+
+
 @given(tokens=st.integers(30, 200), context=st.integers(2, 9), world=st.sampled_from([1, 2, 4]), seed=st.integers(0, 9))
 def test_an_epoch_sees_every_piece_once_whoever_takes_it(tokens: int, context: int, world: int, seed: int) -> None:
     ids = np.arange(tokens, dtype=np.uint32)

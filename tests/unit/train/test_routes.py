@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from onekernel.ops import training_gpu
 from onekernel.ops.sparse_training import LayerSparsity, Sparsity, TrainingRoute
 from onekernel.train import routes
 from onekernel.train.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -29,7 +31,9 @@ def ways(model: routes.SparseLlama) -> list[tuple[str, list[int] | None]]:
 def test_on_a_cpu_only_a_forced_way_is_sparse(asked: str, tmp_path: Path) -> None:
     model, told = random_model(LLAMA), settings(tmp_path, sparsity={"route": asked})
     expected = [("sparse" if asked == "sparse" else "dense", None)] * 2
-    first_routes(model, told)
+    said: list[str] = []
+    first_routes(model, told, CPU, said.append)
+    assert said == []
     assert ways(model) == expected
     choose_routes(model, SEEN, told, CPU)
     assert ways(model) == expected
@@ -45,6 +49,7 @@ def test_on_a_gpu_the_fastest_is_taken_for_what_a_process_computes_at_once(
         return TrainingRoute("sparse", torch.tensor([1, 2])) if len(asked) == 1 else TrainingRoute()
 
     monkeypatch.setattr(routes, "choose_route", choose)
+    monkeypatch.setattr(routes, "takes_hidden", lambda hidden, device: True)
     monkeypatch.setattr(
         routes, "_placed", lambda sparse, hot, device: TrainingRoute("sparse" if sparse else "dense", hot)
     )
@@ -53,6 +58,31 @@ def test_on_a_gpu_the_fastest_is_taken_for_what_a_process_computes_at_once(
     choose_routes(model, SEEN, settings(tmp_path), gpu)
     assert asked == [(2 * 16, 32)] * 2
     assert ways(model) == [("sparse", [1, 2]), ("dense", None)]
+
+
+def test_sizes_that_the_kernels_do_not_take_stay_dense_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*told: object) -> TrainingRoute:
+        raise AssertionError(told)
+
+    monkeypatch.setattr(routes, "choose_route", never)
+    monkeypatch.setattr(routes, "takes_hidden", lambda hidden, device: hidden < 32)
+    gpu, said = World(0, 1, torch.device("cuda"), torch.bfloat16), list[str]()
+    for asked, expected in (("auto", "dense"), ("sparse", "sparse")):
+        model, told = random_model(LLAMA), settings(tmp_path, sparsity={"route": asked})
+        first_routes(model, told, gpu, said.append)
+        choose_routes(model, SEEN, told, gpu)
+        assert ways(model) == [(expected, None)] * 2
+    assert said == ["every layer stays dense: hidden_size 32 is more than the sparse kernels take on this GPU"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "kib", "taken"), [(8192, 227, True), (8193, 227, False), (6144, 99, True), (8192, 99, False)]
+)
+def test_what_the_kernels_take(hidden: int, kib: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_gpu, "facts", lambda name: SimpleNamespace(shared_bytes_per_block=kib * 1024))
+    assert training_gpu.takes_hidden(hidden, torch.device("cuda", 1)) == taken
 
 
 def test_a_checkpoint_keeps_the_ways(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_run_leaves_a_model_that_has_learned_and_its_log(tmp_path: Path) -> No
     assert steps[-1].tokens == 40 * 4 * 16
     assert 0 < steps[-1].sparsity < 1
     assert 0 < held_out[-1].fullest[0] <= 48
-    assert not (tmp_path / "run" / CHECKPOINT).exists()
+    assert checkpoints.read_progress(tmp_path / "run" / CHECKPOINT).step == 40  # at the end there always is one
     kinds = [line["kind"] for line in read_log(tmp_path / "run" / "log.jsonl")]
     assert kinds == ["step", "step", "held_out", "step", "step", "held_out"]
     with LLM(str(outcome.model), device="cpu") as llm:
@@ -327,14 +327,18 @@ def test_the_picture_and_what_is_missing_for_it(tmp_path: Path, monkeypatch: pyt
     train(settings(tmp_path, run={"steps": 2, "picture": True, "checkpoint_every": 0}))
     assert (tmp_path / "run" / "progress.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'picture needs matplotlib: pip install "onekernel\[plots\]"'):
-        train(settings(tmp_path, run={"steps": 2, "picture": True, "checkpoint_every": 0}))
+    with pytest.raises(ConfigError, match=r"picture needs matplotlib: pip install matplotlib"):
+        train(
+            settings(
+                tmp_path, run={"directory": str(tmp_path / "other"), "steps": 2, "picture": True, "checkpoint_every": 0}
+            )
+        )
 
 
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = settings(tmp_path, run={"steps": 2, "tensorboard": True, "checkpoint_every": 0})
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r'tensorboard needs tensorboard: pip install "onekernel\[train\]"'):
+    with pytest.raises(ConfigError, match=r"tensorboard needs tensorboard: pip install tensorboard"):
         train(asked)
     scalars: list[tuple[str, int]] = []
 
@@ -359,7 +363,7 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}, {"step": 2}]
-    assert read_log(tmp_path / "none.jsonl") == []
+    assert read_log(str(tmp_path / "none.jsonl")) == []
 
 
 def test_a_text_that_is_damaged_is_named_and_nothing_is_begun(tmp_path: Path) -> None:

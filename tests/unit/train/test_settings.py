@@ -77,7 +77,7 @@ def test_what_has_no_default_must_be_there(section: str, key: str, tmp_path: Pat
 def test_a_new_model_needs_its_dimensions(tmp_path: Path) -> None:
     told = values(tmp_path)
     del told["model"]["hidden_size"]
-    with pytest.raises(ConfigError, match=r"model\.hidden_size is missing"):
+    with pytest.raises(ConfigError, match=r"^model\.hidden_size is missing"):
         settings_from(told)
 
 
