@@ -58,6 +58,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
             f"--read-gbps is {args.read_gbps} and --hand-over-us {low} {high}; give a positive number, and a range "
             "from 0 up, the lower end first"
         )
+    if args.dense and args.active_fraction is not None:
+        raise ConfigError("--dense reads all neurons, and --active-fraction says how many fire: give one of them")
 
     import json
 

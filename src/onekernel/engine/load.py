@@ -176,9 +176,14 @@ def _plan(
     options: EngineConfig, config: ModelConfig, device: str, dtype: torch.dtype, context: int, vocab_limit: int
 ) -> Planned:
     """Return the plan of the megakernel, or why it is not used; raises ConfigError if it was asked for."""
-    if options.backend == "reference":
-        return Planned(None, "the reference was asked for")
-    planned = plan_megakernel(config, device, dtype, context, vocab_limit, sparse=options.sparse)
+    planned = Planned(None, "the reference was asked for")
+    if options.backend != "reference":
+        planned = plan_megakernel(config, device, dtype, context, vocab_limit, sparse=options.sparse)
+    if planned.plan is None and options.sparse == "on":
+        raise ConfigError(
+            f"sparse is on and only the megakernel reads just the neurons that fire, which is not possible: "
+            f"{planned.reason}; leave it at auto"
+        )
     if planned.plan is None and options.backend == "megakernel":
         raise ConfigError(f"backend megakernel is not possible: {planned.reason}; use --backend auto or reference")
     return planned

@@ -63,9 +63,8 @@ def train_ffn(
 
     gate, up: (intermediate, hidden), down: (hidden, intermediate), as nn.Linear has them; None for one without a gate.
     They may be float32 beside a bf16 x (or under autocast): the arithmetic is x's, and their gradients are float32 sums
-    that were never rounded. `route`: one, or its name; None is dense, which PyTorch does; sparse takes bf16 on a GPU and
-    any dtype on a CPU, where plain PyTorch does it. Raises ConfigError for shapes, dtypes and activations that do not
-    fit.
+    that were never rounded. `route`: one, or its name; None is dense, which PyTorch does; sparse takes bf16 on a GPU
+    and any dtype on a CPU, where plain PyTorch does it. Raises ConfigError for what does not fit.
     """
     route = TrainingRoute(route) if isinstance(route, str) else route or TrainingRoute()
     _check(x, gate, up, down, activation, route)

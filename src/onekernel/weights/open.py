@@ -102,7 +102,12 @@ def _dummy_settings(model: str, path: Path, revision: str | None, progress: Prog
     elif is_hub_id(model):
         from onekernel.weights.hub import HubModel
 
-        settings = read_settings(HubModel(model, revision, progress).settings(), name=model, source=model)
+        try:
+            settings = read_settings(HubModel(model, revision, progress).settings(), name=model, source=model)
+        except ModelError as error:
+            if (shipped := model.rpartition("/")[2]) in shipped_configs():
+                raise type(error)(f"{error}; its config is shipped too, as {shipped}") from None
+            raise
     else:
         _refuse_missing(model)
     directory = settings.tokenizer.directory

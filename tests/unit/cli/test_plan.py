@@ -57,6 +57,8 @@ def test_a_relu_gate_makes_the_feed_forwards_sparse(capsys: pytest.CaptureFixtur
     assert {"gate", "gather"} < {phase["kind"] for phase in few["phases"]}
     assert main(["plan", str(tmp_path), "--device", "cpu", "--ctx-size", "512"]) == 0
     assert "if 5 % of the neurons fire" in capsys.readouterr().out
+    assert main(["plan", str(tmp_path), "--device", "cpu", "--dense", "--active-fraction", "0.5"]) == 2
+    assert "--dense reads all neurons" in capsys.readouterr().err
 
 
 PER_LAYER = ["qkv", "attention", "combine", "out", "gate_up", "down"]

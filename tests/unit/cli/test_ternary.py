@@ -90,6 +90,8 @@ def test_plan_shows_a_ternary_model_or_says_why_not(tmp_path: Path, capsys: pyte
     write_config(tmp_path, BITNET)
     assert main(["generate", str(tmp_path), "-p", "1", "--backend", "megakernel", *DUMMY]) == 2
     assert "backend megakernel is not possible" in capsys.readouterr().err
+    assert main(["generate", str(tmp_path), "-p", "1", "--sparse", "on", *DUMMY]) == 2
+    assert "sparse is on and only the megakernel" in capsys.readouterr().err
 
 
 def test_every_shipped_ternary_config_says_how_it_is_ternary() -> None:

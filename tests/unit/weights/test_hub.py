@@ -290,6 +290,13 @@ def test_a_half_fetched_model_offline_names_what_lacks(
         open_checkpoint("org/name")
 
 
+def test_a_hub_id_whose_config_is_shipped(serve: Serve, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(model[0])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match=r"HF_HUB_OFFLINE is set.*; its config is shipped too, as Llama-3\.2-1B"):
+        open_checkpoint("meta-llama/Llama-3.2-1B", load_format="dummy")
+
+
 def test_hf_home_and_offline_come_from_the_environment(tmp_path: Path) -> None:
     """In a process of its own, with a cache laid out by hand as huggingface-hub does."""
     snapshot = tmp_path / "home" / "hub" / "models--org--name" / "snapshots" / COMMIT
