@@ -179,6 +179,20 @@ def chat(engine: Engine, turns: int, vocab_size: int, device: str) -> dict[str, 
     }
 
 
+def own_row(kind: str, samples: Sequence[Sample], before: float, device: str) -> dict[str, Any]:
+    """Begin the row of a kind that is measured against itself; `before`: the GPU's memory at its start, MB."""
+    us = spread([sample.us_per_token for sample in samples])
+    return {
+        "kind": kind,
+        "greedy": "itself",
+        "us_per_token": us,
+        "greedy_us_per_token": us,
+        "p99_us": round(p99([us for sample in samples for us in sample.intervals_us]), 1),
+        "gpu_mb_start": round(before, 1),
+        "gpu_mb_end": round(used_mb(device), 1),
+    }
+
+
 def cancelling(engine: Engine, ids: Sequence[int], new: int, repeats: int, device: str) -> dict[str, Any]:
     """Cancel in the middle of an answer: the time until the owner is told, and the tokens that still came."""
     before, milliseconds, late, samples = used_mb(device), list[float](), list[int](), list[Sample]()
@@ -191,15 +205,7 @@ def cancelling(engine: Engine, ids: Sequence[int], new: int, repeats: int, devic
         samples.append(waiting.end())
         milliseconds.append((time.perf_counter() - asked) * 1e3)
         late.append(sum(moment > asked for moment in samples[-1].token_s))
-    us = spread([sample.us_per_token for sample in samples])
-    return {
-        "kind": "cancel",
-        "greedy": "itself",
-        "us_per_token": us,
-        "greedy_us_per_token": us,
-        "p99_us": round(p99([us for sample in samples for us in sample.intervals_us]), 1),
-        "gpu_mb_start": round(before, 1),
-        "gpu_mb_end": round(used_mb(device), 1),
+    return own_row("cancel", samples, before, device) | {
         "cancel_ms": spread(milliseconds),
         "tokens_after": max(late),
     }
@@ -255,15 +261,7 @@ def stopping(engine: Engine, ids: Sequence[int], new: int, repeats: int, device:
         ends.close()
     if any(sample.completion is None or sample.completion.finish_reason != "stop" for sample in samples):
         raise RuntimeError(f"the stop string {stop!r} came in no answer, though a free one holds it")
-    us = spread([sample.us_per_token for sample in samples])
-    return {
-        "kind": "stop string",
-        "greedy": "itself",
-        "us_per_token": us,
-        "greedy_us_per_token": us,
-        "p99_us": round(p99([us for sample in samples for us in sample.intervals_us]), 1),
-        "gpu_mb_start": round(before, 1),
-        "gpu_mb_end": round(used_mb(device), 1),
+    return own_row("stop string", samples, before, device) | {
         "answer_tokens": len(samples[-1].token_s),
         "match_to_word_ms": spread(to_word),
         "match_to_word_p99_ms": p99(to_word),

@@ -38,11 +38,9 @@ class LayerSparsity:
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """All layers, in order; the properties are over all of them."""
+    """All layers, in order; the properties are over all of them. No row can overflow: a bit mask has room for all."""
 
     layers: tuple[LayerSparsity, ...]
-    overflowed_rows: int = 0
-    """Rows that did not fit a format: 0, as the bit masks of training have room for all."""
 
     @property
     def mean(self) -> float:

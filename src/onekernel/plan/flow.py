@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from onekernel.config import PAGE_TOKENS
 from onekernel.phases.frame import Ints
-from onekernel.plan.abi import Flag, Kind
+from onekernel.plan.abi import Kind
 from onekernel.plan.chunks import blocks, chunks, owner, slices
 from onekernel.plan.plan import Plan, tile_rows
 
@@ -95,7 +95,7 @@ def _product_ranges(plan: Plan, phase: int) -> tuple[Ints, Ints]:
 def _gathered(plan: Plan, phase: int) -> Ints:
     """Return (ctas, ctas, 2): a float32 a word, for each of a CTA's hidden rows from every CTA."""
     tasks = plan.tasks[:, phase]
-    rows = np.where(tasks["flags"] & Flag.ROWS_4, 4, 8)
+    rows = tile_rows(tasks["flags"])
     first, count = tasks["first"].astype(np.int64) * rows, tasks["count"].astype(np.int64) * rows
     start = (tasks["in_word"] + first)[:, None] + np.arange(len(tasks)) * int(plan.header["hidden_rows"])
     return np.stack((start, start + count[:, None]), axis=-1)

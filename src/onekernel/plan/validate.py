@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from onekernel.errors import ConfigError, PlanError
 from onekernel.phases.frame import unit_flags
-from onekernel.plan.abi import Flag, Kind
+from onekernel.plan.abi import Kind
 from onekernel.plan.layout import MatrixKind, MatrixPlace, round_up
 from onekernel.plan.ordering import check_order
 from onekernel.plan.plan import PRODUCTS, PhaseInfo, Plan, header_values, plan_shared
@@ -101,7 +101,7 @@ def _check_embed(plan: Plan, phase: PhaseInfo, column: Column) -> None:
 
 def _check_gather(plan: Plan, phase: PhaseInfo, column: Column) -> None:
     """What all CTAs' neurons give is added up by the residual's owners."""
-    _equal(phase, "flags", column["flags"], Flag.ROWS_4 if plan.layout.tile_rows.residual == 4 else 0)
+    _equal(phase, "flags", column["flags"], unit_flags(plan.layout.matrices["out", 0]))
     _check_cover(phase, column, plan.layout.hidden_tiles)
     _check_owner(plan, phase, column)
 

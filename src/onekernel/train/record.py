@@ -98,10 +98,11 @@ class Record:
 
 def read_log(path: Path | str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; one that a kill cut off is left out."""
-    if not Path(path).is_file():
+    path = Path(path)
+    if not path.is_file():
         return []
     found = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from onekernel.phases.frame import ROWS_4, Frame, Records, Share
+from onekernel.phases.frame import Frame, Records, Share, unit_flags
 
 
 def tasks(records: Records, frame: Frame, phase: int, share: Share) -> None:
     """Fill the records of phase number `phase`; `share` is that of the hidden tiles."""
-    records["flags"] = ROWS_4 if frame.layout.tile_rows.residual == 4 else 0
+    records["flags"] = unit_flags(frame.layout.matrices["out", 0])
     records["first"] = share.first
     records["count"] = share.count
     records["in_word"] = frame.words.sums
