@@ -79,7 +79,7 @@ class CudaKernel:
             shape = LaunchShape(1, block, shared_bytes)
             if (shape, stream) not in self._configs:
                 with current(self._context, self._cuda):
-                    self._configs[shape, stream] = self._prepare(shape, stream).config
+                    self._configs[shape, stream] = self._prepare_resident(shape, stream).config
             return self._configs[shape, stream]
 
         return CudaBound(
@@ -90,21 +90,25 @@ class CudaKernel:
         """Return how many CTAs of this shape the device holds at once; with clusters it differs from chip to chip."""
         shape = LaunchShape(cluster, block, shared_bytes, cluster)
         with current(self._context, self._cuda):
-            return prepare(self.spec.entry, self._function, shape, 0, self._facts, self._cuda).resident_ctas
+            return self._prepare(shape, 0).resident_ctas
 
     def _start(self, shape: LaunchShape, stream: int, values: list[int | float]) -> None:
         prepared = self._prepared.get((shape, stream))
         if prepared is None:
-            prepared = self._prepared[shape, stream] = self._prepare(shape, stream)
+            prepared = self._prepared[shape, stream] = self._prepare_resident(shape, stream)
         with self._lock:  # the slots are free again when the call returns: the driver has copied them
             self._slots.fill(values)
             result = self._cuda.cuLaunchKernelEx(prepared.config, self._function, self._slots.address, 0)
         check(result, f"launching kernel {self.spec.entry}", self._cuda)
 
-    def _prepare(self, shape: LaunchShape, stream: int) -> Prepared:
-        prepared = prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
+    def _prepare_resident(self, shape: LaunchShape, stream: int) -> Prepared:
+        prepared = self._prepare(shape, stream)
         check_resident(self.spec.entry, shape, prepared.resident_ctas, self._facts)
         return prepared
+
+    def _prepare(self, shape: LaunchShape, stream: int) -> Prepared:
+        with self._lock:  # it raises a limit of the function from what another thread may be raising
+            return prepare(self.spec.entry, self._function, shape, stream, self._facts, self._cuda)
 
     def _load(self) -> Any:
         """Load the cubin and finish it now: a lazy load at the first launch would wait for a running kernel to end."""

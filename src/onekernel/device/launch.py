@@ -36,14 +36,15 @@ class Prepared:
 def prepare(name: str, function: Any, shape: LaunchShape, stream: int, found: DeviceFacts, cuda: Any) -> Prepared:
     """Check a shape against a loaded function and configure its launch; the device's context must be current.
 
+    What an earlier shape of the same function was prepared for stays possible. Calls for one function must not overlap.
     Raises DeviceError with both numbers if the shape is not possible.
     """
     _check_shape(name, function, shape, found, cuda)
-    attributes = cuda.CUfunction_attribute
     if shape.shared_bytes:
-        _set(function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes, name, cuda)
+        _allow_shared_bytes(name, function, shape.shared_bytes, cuda)
     if shape.cluster > PORTABLE_CLUSTER:
-        _set(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, name, cuda)
+        non_portable = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        _set(function, non_portable, 1, name, cuda)
     config = _configure(shape, stream, cuda)
     return Prepared(config, _resident_ctas(name, function, shape, config, found, cuda))
 
@@ -60,10 +61,6 @@ def check_resident(name: str, shape: LaunchShape, resident_ctas: int, found: Dev
 
 
 def _check_shape(name: str, function: Any, shape: LaunchShape, found: DeviceFacts, cuda: Any) -> None:
-    def attribute(what: str) -> int:
-        member = getattr(cuda.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
-        return int(check(cuda.cuFuncGetAttribute(member, function), f"reading {what} of {name}", cuda))
-
     if shape.grid < 1 or shape.block < 1 or shape.shared_bytes < 0:
         raise DeviceError(f"kernel {name}: grid and block must be at least 1, shared_bytes at least 0, not {shape}")
     if not 1 <= shape.cluster <= MAX_CLUSTER or shape.grid % shape.cluster:
@@ -75,11 +72,11 @@ def _check_shape(name: str, function: Any, shape: LaunchShape, found: DeviceFact
         raise DeviceError(f"kernel {name} asks for clusters of {shape.cluster}; {found.name} ({found.sm}) has none")
     if shape.cooperative and not found.cooperative:
         raise DeviceError(f"kernel {name} asks for a cooperative launch; {found.name} ({found.sm}) has none")
-    if shape.block > (most := attribute("MAX_THREADS_PER_BLOCK")):
+    if shape.block > (most := _attribute(name, function, "MAX_THREADS_PER_BLOCK", cuda)):
         raise DeviceError(
             f"kernel {name} is asked for {shape.block} threads per CTA; it was compiled for at most {most}"
         )
-    static_bytes = attribute("SHARED_SIZE_BYTES")
+    static_bytes = _attribute(name, function, "SHARED_SIZE_BYTES", cuda)
     if static_bytes + shape.shared_bytes > found.shared_bytes_per_block:
         raise DeviceError(
             f"kernel {name} needs {static_bytes} + {shape.shared_bytes} bytes of shared memory; a CTA on {found.name} "
@@ -116,6 +113,21 @@ def _resident_ctas(name: str, function: Any, shape: LaunchShape, config: Any, fo
         return int(check(clusters, f"asking how many clusters of {name} fit", cuda)) * shape.cluster
     per_sm = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, shape.block, shape.shared_bytes)
     return int(check(per_sm, f"asking how many CTAs of {name} fit", cuda)) * found.sm_count
+
+
+def _allow_shared_bytes(name: str, function: Any, shared_bytes: int, cuda: Any) -> None:
+    """Let a function have so much dynamic shared memory, and no less than before.
+
+    The limit is one number of the function for all its shapes, and the driver compares it with every launch: a smaller
+    shape that lowered it would make launches of a larger, prepared one fail with CUDA_ERROR_INVALID_VALUE.
+    """
+    most = max(shared_bytes, _attribute(name, function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", cuda))
+    _set(function, cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most, name, cuda)
+
+
+def _attribute(name: str, function: Any, what: str, cuda: Any) -> int:
+    member = getattr(cuda.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
+    return int(check(cuda.cuFuncGetAttribute(member, function), f"reading {what} of {name}", cuda))
 
 
 def _set(function: Any, attribute: Any, value: int, name: str, cuda: Any) -> None:

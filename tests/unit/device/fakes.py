@@ -59,6 +59,7 @@ class FakeDriver:
         self.launch_status = 0
         self.max_threads = 256
         self.static_shared_bytes = 0
+        self.max_dynamic_shared_bytes = 48 * 1024  # until the function is allowed more, or less
         self.ctas_per_sm = 1
         self.active_clusters = 15
         self.param_sizes: list[int] = []
@@ -131,11 +132,18 @@ class FakeDriver:
         return (0, 8 * index, self.param_sizes[index]) if index < len(self.param_sizes) else (1, 0, 0)
 
     def cuFuncGetAttribute(self, attribute: Any, function: int) -> tuple[int, int]:
-        known = {"MAX_THREADS_PER_BLOCK": self.max_threads, "SHARED_SIZE_BYTES": self.static_shared_bytes}
+        known = {
+            "MAX_THREADS_PER_BLOCK": self.max_threads,
+            "SHARED_SIZE_BYTES": self.static_shared_bytes,
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": self.max_dynamic_shared_bytes,
+        }
         return (0, known[attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")])
 
     def cuFuncSetAttribute(self, function: int, attribute: Any, value: int) -> tuple[int]:
-        self.calls.append((attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), value))
+        name = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")
+        self.calls.append((name, value))
+        if name == "MAX_DYNAMIC_SHARED_SIZE_BYTES":
+            self.max_dynamic_shared_bytes = value
         return (0,)
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: int, block: int, shared: int) -> tuple[int, int]:
@@ -146,6 +154,8 @@ class FakeDriver:
 
     def cuLaunchKernelEx(self, config: Any, function: int, addresses: int, extra: int) -> tuple[int]:
         self.calls.append(("launch", {attribute.id.name for attribute in config.attrs}))
+        if config.sharedMemBytes > self.max_dynamic_shared_bytes:  # the limit of the moment, whatever was prepared
+            return (int(real.CUresult.CUDA_ERROR_INVALID_VALUE),)
         pointers = (ctypes.c_void_p * len(self.param_sizes)).from_address(addresses)
         data = b"".join(
             ctypes.string_at(pointer, size) for pointer, size in zip(pointers, self.param_sizes, strict=True)

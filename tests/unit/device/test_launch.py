@@ -73,6 +73,28 @@ def test_a_known_shape_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.calls[before:] == [("launch", set())]
 
 
+def test_a_smaller_shape_leaves_a_larger_one_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only with one limit for all shapes, as the driver has it, does the second launch of the larger one say so."""
+    loaded, cuda = kernel(monkeypatch)
+    for shared_bytes in (100_000, 1000, 100_000):
+        launch(loaded, shared_bytes=shared_bytes)
+    loaded.resident_ctas(256, shared_bytes=2000)
+    launch(loaded, shared_bytes=100_000)
+    launch(loaded, shared_bytes=200_000)
+    assert len(cuda.launches) == 5
+
+
+def test_a_bound_launch_keeps_its_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, cuda = kernel(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    large, small = (loaded.bind(256, [torch.zeros(8), 8, 0.5, -3], shared_bytes=size) for size in (100_000, 1000))
+    for launches in (large, small, large):
+        launches.launch(132)
+    launch(loaded, shared_bytes=500)
+    large.launch(132)
+    assert len(cuda.launches) == 5
+
+
 def test_another_thread_or_device_enters_the_context_first(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, cuda = kernel(monkeypatch)
     cuda.context = 0
