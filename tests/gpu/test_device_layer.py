@@ -94,6 +94,14 @@ def test_much_shared_memory_is_opted_into(kernel: CudaKernel) -> None:
     case.check()
 
 
+def test_a_smaller_launch_leaves_a_larger_one_its_shared_memory(kernel: CudaKernel) -> None:
+    most = facts("cuda:0").shared_bytes_per_block
+    for shared_bytes in (most, SHARED_BYTES, most):
+        case = Case(64)
+        kernel.launch(64, THREADS, case.args, shared_bytes=shared_bytes)
+        case.check()
+
+
 def test_what_cannot_be_resident_is_refused(kernel: CudaKernel, capsys: pytest.CaptureFixture[str]) -> None:
     shared_bytes = facts("cuda:0").shared_bytes_per_block
     held = {
