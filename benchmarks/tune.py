@@ -3,8 +3,8 @@
     python benchmarks/tune.py --model Llama-3.2-1B --prompt 64 --new 128 --windows 2,3,12 3,3,12 2,4,8
 
 Random weights. Times whole launches on the device, without engine and prefill; the cache holds zeros. A setting is a
-partition, the pages of a block of the cache, and windows: stages on their way in short phases, in long ones, and from
-how many stages on a phase is long.
+partition, the pages of a block of the cache, and windows: the fields of engine/megakernel.py's Windows in their order,
+of which the last ones may be left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import torch
 from decode import DeviceDummy, read_roofline
@@ -37,9 +37,8 @@ STRATEGIES: tuple[Strategy, ...] = ("balanced", "level")
 
 
 def windows_of(text: str) -> Windows:
-    """Parse "short,long,long_phase"."""
-    short, long, long_phase = (int(part) for part in text.split(","))
-    return Windows(short, long, long_phase)
+    """Parse "short,long,long_phase,deep,deep_phase,deep_from,lead,pace"; what is left out has its default."""
+    return Windows(*(int(part) for part in text.split(",")))
 
 
 def arguments() -> argparse.Namespace:
@@ -48,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--windows", type=windows_of, nargs="+", default=[Windows()], metavar="S,L,N")
+    parser.add_argument("--windows", type=windows_of, nargs="+", default=[Windows()], metavar="S,L,N,...")
     parser.add_argument("--block-pages", type=int, nargs="+", default=[4])
     parser.add_argument("--partition", choices=STRATEGIES, nargs="+", default=["balanced"])
     parser.add_argument("--device", default="cuda")
@@ -115,7 +114,7 @@ def main() -> None:
         for windows in args.windows:
             samples = sorted(launch_us(megakernel, windows, args.prompt, args.new) for _ in range(args.repeats + 1))
             median = samples[args.repeats // 2]
-            setting = f"windows {windows.short} {windows.long} from {windows.long_phase}"
+            setting = "windows " + ",".join(str(value) for value in astuple(windows))
             print(f"{name} {setting}: {median:.1f} us, {100 * floor_us / median:.1f} %", flush=True)
 
 

@@ -61,7 +61,10 @@ def test_a_full_row_and_600_nonzeros_in_one_tile(route: Route) -> None:
     given.x[1, 5], given.x[1, -1] = 30.0, -1.0
     totals = torch.zeros(4, dtype=torch.int32, device=GPU)
     got, want = run(given, route, totals), given.float32()
-    assert [error(got[row], want[row]) < ROUNDED for row in range(300) if want[row].any()].count(False) == 0
+    # A row whose only neuron barely fires is a difference of large numbers: it is measured against a usual row.
+    sizes = want.double().norm(dim=1)
+    errors = (got.double() - want.double()).norm(dim=1) / sizes.clamp(min=float(sizes.median()) / 10)
+    assert bool((errors < ROUNDED).all()), errors.max()
     assert totals[OVERFLOWED] == totals[GATHERED] >= 2
 
 

@@ -40,14 +40,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Ring stages on their way at once, in phases of up to `long_phase` stages for a CTA and in longer ones.
+    """Ring stages on their way at once: `short` in phases of up to `long_phase` stages for a CTA, else `long`.
 
-    Alone, phases of 8 stages are faster with 2 on their way and those of 16 with 3 (results/handover.json).
+    In phases of more than `deep_phase` stages it is `deep` from stage `deep_from` on. While the ring is full, L2 is
+    asked for up to `lead` stages more, one each `pace` cycles. docs/findings/decode.md has what was measured.
     """
 
-    short: int = 2
+    short: int = 1
     long: int = 3
     long_phase: int = 12
+    deep: int = 4
+    deep_phase: int = 40
+    deep_from: int = 8
+    lead: int = 8
+    pace: int = 1100
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,11 @@ class Megakernel:
             min(windows.short, self.shape.stages),
             min(windows.long, self.shape.stages),
             windows.long_phase,
+            min(windows.deep, self.shape.stages),
+            windows.deep_phase,
+            windows.deep_from,
+            windows.lead,
+            windows.pace,
             trace.words,
             trace.words.shape[2],
             trace.token,

@@ -28,6 +28,22 @@ struct Loader {
   const u32* words;  // SharedWord
   Producer<MK_STAGES, STAGE_BYTES, MK_WARPS> producer;
   Trace<TRACED> trace;
+  const u8 *next = nullptr, *end = nullptr;  // of the phase's weights: behind the stage to be filled, and behind the last
+  const u8* ahead = nullptr;                 // L2 was asked for what lies before
+  u64 asked = 0;                             // when, in cycles
+
+  // Has L2 fetch a stage of what comes after the ring, no more often than memory delivers one. It begins while the ring
+  // is full, when memory would idle until consumers get their values; then they take stages faster than memory brings
+  // them, and the lead shrinks until copies come from memory again.
+  __device__ __forceinline__ void look_ahead(bool full) {
+    if (ahead < next) ahead = next;
+    if (ahead >= end || ahead >= next + launch.windows.lead * static_cast<u64>(STAGE_BYTES) || (!full && ahead == next)) return;
+    const u64 now = clock_cycles();
+    if (now - asked < launch.windows.pace) return;
+    bulk_prefetch(ahead, static_cast<u32>(min(static_cast<u64>(STAGE_BYTES), static_cast<u64>(end - ahead))));
+    ahead += STAGE_BYTES;
+    asked = now;
+  }
 
   // Waits until the next stage is free. False if the CTA leaves: it looks at the leave word while it waits, because
   // consumers that have left free nothing any more.
@@ -41,6 +57,7 @@ struct Loader {
             if (mbarrier_test(freed, parity) || load_acquire_cta(words + WORD_LEAVE) != 0) return true;
             if (TRACED && !full) trace.mark(Mark::FULL, 0);
             full = true;
+            look_ahead(true);
             return false;
           }))
         return false;
@@ -51,6 +68,7 @@ struct Loader {
   // Starts the next copy, or two; see Producer::fill. False if the CTA leaves.
   __device__ __forceinline__ bool fill(const u8* source, u32 bytes, const u8* second = nullptr, u32 second_at = 0) {
     if (!free()) return false;
+    look_ahead(false);
     const u32 before = producer.in_flight;
     if (!producer.fill(watch, source, bytes, second, second_at)) return false;
     if (TRACED) {
@@ -63,10 +81,14 @@ struct Loader {
   __device__ __forceinline__ bool product(const Task& task) {
     const u8* source = launch.weights + task.weights;
     const u64 bytes = static_cast<u64>(task.count) * task.k_units * unit_bytes(task.flags);
-    // In short phases fewer bytes on their way: more would delay the values that everybody waits for.
-    producer.window = bytes > launch.long_phase * static_cast<u64>(STAGE_BYTES) ? launch.long_window : launch.short_window;
-    for (u64 done = 0; done < bytes; done += STAGE_BYTES)
+    const u32 stages = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
+    ahead = source;
+    end = source + bytes;
+    for (u64 done = 0; done < bytes; done += STAGE_BYTES) {
+      producer.window = launch.windows.of(static_cast<u32>(done / STAGE_BYTES), stages);
+      next = source + min(done + STAGE_BYTES, bytes);
       if (!fill(source + done, min(static_cast<u64>(STAGE_BYTES), bytes - done))) return false;
+    }
     return true;
   }
 
@@ -84,7 +106,8 @@ struct Loader {
 
   __device__ __forceinline__ bool attention(const Task& task, u32 token) {
     if (task.count > 0 && !appended(token, task.layer)) return false;
-    producer.window = launch.short_window;
+    producer.window = launch.windows.short_phase;
+    end = next = ahead;
     for (u32 s = 0; s < SEQUENCES; s++) {
       for (u32 i = 0; i < task.count; i++) {
         const u32 head = task.first + i * task.stride, position = launch.positions[s] + token;
@@ -178,12 +201,12 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
                const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
                u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
-               u32 short_window, u32 long_window, u32 long_phase, u64* trace, u32 trace_room, u32 trace_token, u32 mode,
+               u32 short_window, u32 long_window, u32 long_phase, u32 deep_window, u32 deep_phase, u32 deep_from, u32 lead, u32 pace, u64* trace, u32 trace_room, u32 trace_token, u32 mode,
                const Sampling* sampling, u32* counts, const float* bias, const u32* allowed, float* scores, u64* choice,
                u64* reports, u32* abort, u64* records, u32 max_turns) {
   const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
                       positions, stop_ids,   stop_count, limit, slots,      cancel,   logits,
-                      logit_stride, stop_after, short_window, long_window, long_phase, {trace, trace_room, trace_token},
+                      logit_stride, stop_after, {short_window, long_window, long_phase, deep_window, deep_phase, deep_from, lead, pace}, {trace, trace_room, trace_token},
                       {mode, sampling, counts, bias, allowed, scores, choice, reports}};
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();

@@ -33,6 +33,20 @@ constexpr u32 SCALE_GROUP = MK_SCALE_GROUP;
 constexpr u32 QUANTISED_UNIT_BYTES = 512, QUANTISED_STAGE_UNITS = STAGE_BYTES / QUANTISED_UNIT_BYTES, QUANTISED_ROWS = 16;
 static_assert(!TERNARY || SEQUENCES == 1, "the other columns of a product are not used");
 
+// Stages of weights that a CTA has on their way at once. Few where values travel, since everybody waits for those and they
+// queue behind the weights; more inside long phases, when nobody waits.
+struct Windows {
+  u32 short_phase, long_phase, long_stages;  // in phases of up to, and of more than, long_stages stages
+  u32 deep, deep_stages, deep_from;          // in those of more than deep_stages, from stage deep_from on
+  u32 lead;                                  // stages that L2 may be asked for ahead of a full ring, 0 for none
+  u32 pace;                                  // cycles between two such requests
+
+  __device__ __forceinline__ u32 of(u32 stage, u32 stages) const {
+    if (stages <= long_stages) return short_phase;
+    return stages > deep_stages && stage >= deep_from ? deep : long_phase;
+  }
+};
+
 // The launch's arguments, the same for all CTAs.
 struct Launch {
   const Header* header;
@@ -51,8 +65,7 @@ struct Launch {
   float* logits;            // (SEQUENCES, logit_stride) of the last token made; not written if logit_stride is 0
   u32 logit_stride;
   u32 stop_after;           // phase after which all CTAs leave, or NO_PHASE
-  u32 short_window, long_window;  // stages on their way in phases of up to, and of more than, long_phase stages
-  u32 long_phase;
+  Windows windows;
   TraceBuffer trace;              // used only where TRACED
   Choosing choosing;
 };
