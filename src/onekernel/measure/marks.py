@@ -36,7 +36,7 @@ class Mark(IntEnum):
 class Stream:
     """Marks of one thread in their order: kinds (Mark), ids, and values in nanoseconds.
 
-    A value is a time on the clock that all SMs share; of WEIGHTS it is a duration.
+    A value is a time on the clock that all SMs share, since the epoch given; of WEIGHTS it is a duration.
     """
 
     kinds: npt.NDArray[np.int64]
@@ -49,8 +49,11 @@ class Stream:
         return times
 
 
-def read_stream(words: npt.NDArray[np.uint64]) -> Stream:
-    """Read one stream, (room,) words. Raises DeviceError if it holds no marks, or not all."""
+def read_stream(words: npt.NDArray[np.uint64], epoch_ns: int = 0) -> Stream:
+    """Read one stream, (room,) words. Raises DeviceError if it holds no marks, or not all.
+
+    Times count from `epoch_ns`: a GPU's clock counts from 1970, where a float64 tells times 256 ns apart.
+    """
     count, first_cycle, first_ns, last_cycle, last_ns = (int(word) for word in words[:HEAD_WORDS])
     if not 0 < count <= words.size - HEAD_WORDS or last_cycle <= first_cycle:
         raise DeviceError(f"a trace holds {count} marks of at most {words.size - HEAD_WORDS}: the kernel left early")
@@ -63,5 +66,5 @@ def read_stream(words: npt.NDArray[np.uint64]) -> Stream:
     ns_per_cycle = (last_ns - first_ns) / (last_cycle - first_cycle)
     since = (cycles - first_cycle % (1 << _CYCLE_BITS)) % (1 << _CYCLE_BITS)
     durations = kinds == Mark.WEIGHTS
-    values = np.where(durations, cycles * ns_per_cycle, first_ns + since * ns_per_cycle)
+    values = np.where(durations, cycles * ns_per_cycle, first_ns - epoch_ns + since * ns_per_cycle)
     return Stream(kinds, ids, values)

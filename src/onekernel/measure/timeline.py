@@ -77,8 +77,9 @@ class KindTimes:
 
 def read_timeline(plan: Plan, words: npt.NDArray[np.uint64]) -> Timeline:
     """Read the streams, (ctas, 2, room), of a traced launch of `plan`. Raises DeviceError if they are not whole."""
-    consumers = [read_stream(row[0]) for row in words]
-    loaders = [read_stream(row[1]) for row in words]
+    epoch_ns = int(words[:, :, 2].min())
+    consumers = [read_stream(row[0], epoch_ns) for row in words]
+    loaders = [read_stream(row[1], epoch_ns) for row in words]
     origin = min(float(stream.values_ns[stream.kinds != Mark.WEIGHTS][0]) for stream in consumers)
     columns = {mark: np.full((len(consumers), len(plan.phases)), np.nan) for mark in _COLUMNS}
     for cta, stream in enumerate(consumers):
