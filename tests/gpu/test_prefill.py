@@ -15,7 +15,6 @@ from onekernel.device.compile import compiler_runs, refuse_late_compiles
 from onekernel.device.cuda_kernel import CudaKernel, load_kernel
 from onekernel.device.facts import facts
 from onekernel.device.spec import KernelSpec
-from onekernel.engine import megakernel_load
 from onekernel.engine.backend import MemoryReport
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.megakernel_load import prefill_kernels
@@ -76,7 +75,7 @@ def test_decode_goes_on_from_it() -> None:
     """Greedy tokens are those that float32 would choose, to within the noise of bf16, after either prefill."""
     case = case_of(SHAPES["Llama-3.2-1B"])
     megakernel = kernel_of(case)
-    prefill = prefill_kernels(megakernel, GPU, "packed")
+    prefill = prefill_kernels(megakernel, GPU)
     assert prefill is not None
     backend = MegakernelBackend(
         megakernel, memory=MemoryReport(0, 0, 0), patience=Patience(token_s=5.0, stop_s=5.0), prefill=prefill
@@ -91,8 +90,7 @@ def test_decode_goes_on_from_it() -> None:
         case.reference.check_greedy(prompt, made)
 
 
-def test_switched_on_it_serves_and_compiles_nothing_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(megakernel_load, "PREFILL", "packed")
+def test_it_serves_and_compiles_nothing_late() -> None:
     options: dict[str, Any] = {"load_format": "dummy", "device": GPU, "max_context": 1024}
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     prompt = [5, 6, 7] * 200

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -27,10 +26,6 @@ from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import ASSUMED_ACTIVE_FRACTION, Plan, make_plan, why_not_sparse
 from onekernel.weights.arena import UNIT_BYTES
-
-Prefill = Literal["torch", "packed"]
-PREFILL: Prefill = "torch"
-"""What computes the prompt: the model's phases on PyTorch, or the prefill kernels, which no GPU has confirmed yet."""
 
 FEWEST_WARPS = 8
 """Computing warps of a CTA where shared memory has no room for more."""
@@ -132,17 +127,10 @@ def traced(megakernel: Megakernel, device: str, cache: KernelCache | None = None
     return Megakernel(megakernel.plan, megakernel.packed, megakernel.cache, kernel, shape)
 
 
-def prefill_kernels(
-    megakernel: Megakernel, device: str, which: Prefill | None = None, cache: KernelCache | None = None
-) -> PackedPrefill | None:
-    """Return the kernels that compute prompts, or None where PyTorch does.
-
-    By choice, for heads that do not fit, and for feed-forwards packed as neurons, which these kernels do not read.
-    """
+def prefill_kernels(megakernel: Megakernel, device: str, cache: KernelCache | None = None) -> PackedPrefill | None:
+    """Return the kernels that compute prompts, or None for what they cannot take, where PyTorch does; see `why_not`."""
     packed, found = megakernel.packed, facts(device)
-    if (which or PREFILL) == "torch" or packed.layout.sparse:
-        return None
-    if why_not(packed.config, found.shared_bytes_per_block) is not None:
+    if why_not(packed.config, packed.layout, found.shared_bytes_per_block) is not None:
         return None
     return PackedPrefill(
         packed,

@@ -7,7 +7,7 @@ import torch
 from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, ModelConfig
 from onekernel.device.host import available_memory_bytes
 from onekernel.engine.backend import MemoryReport
-from onekernel.engine.packed_prefill import CHUNK_TOKENS, workspace_bytes
+from onekernel.engine.packed_prefill import CHUNK_TOKENS, why_not, workspace_bytes
 from onekernel.errors import MemoryLimitError
 from onekernel.models.packed_weights import scratch_bytes
 from onekernel.models.sizes import weight_bytes
@@ -34,8 +34,8 @@ def plan_memory(
     """Return the bytes of weights, of a KV cache, and of the largest forward pass of a sequence of `context` tokens.
 
     pages: of the KV cache; None: those of one context. With a plan of the megakernel the weights are its two arenas,
-    and the workspace holds what prefill needs (an unpacked layer, or a longer chunk) and the exchange as well, or, if
-    that takes more, what is on its way while the weights are packed.
+    and the workspace holds what prefill needs (the kernels' activations, or a forward pass with an unpacked layer) and
+    the exchange, or, if that takes more, what is on its way while the weights are packed.
     """
     element = dtype.itemsize
     kv_bytes = (pages or pages_for(context)) * PAGE_TOKENS * config.kv_bytes_per_token(element)
@@ -55,9 +55,10 @@ def plan_memory(
         in_flight = max(
             2 * layer, (1 + padded) * layout.head.total_bytes
         )  # a tensor, and once more if it is rearranged
-        prefill = workspace + layer
-        if not layout.sparse:
-            prefill = max(prefill, workspace_bytes(config, layout, min(CHUNK_TOKENS, context)))
+        if why_not(config, layout, plan.limits.shared_bytes) is None:
+            prefill = workspace_bytes(config, layout, min(CHUNK_TOKENS, context))
+        else:
+            prefill = workspace + layer
     else:
         codes = [layout.matrices[kind, 0].rows * layout.matrices[kind, 0].columns for kind in LAYER_MATRICES]
         in_flight = sum(codes) + _PACKING * max(codes)

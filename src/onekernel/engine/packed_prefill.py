@@ -35,10 +35,12 @@ def usable_variants(shared_bytes: int) -> tuple[Variant, ...]:
     return tuple(variant for variant in VARIANTS if variant.shared_bytes <= shared_bytes)
 
 
-def why_not(config: ModelConfig, shared_bytes: int) -> str | None:
+def why_not(config: ModelConfig, layout: WeightLayout, shared_bytes: int) -> str | None:
     """Return why these kernels cannot run a model on a device with this much shared memory a CTA, or None."""
     if config.ternary is not None:
         return "the weights are ternary; the kernels take bf16"
+    if layout.sparse:
+        return "the feed-forwards are packed as neurons; the kernels take matrices"
     needed = specs.attention_shared_bytes(config.head_dim)
     if config.head_dim % 4:
         return f"head_dim is {config.head_dim}; the kernels take heads in fours"

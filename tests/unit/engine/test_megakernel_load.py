@@ -14,6 +14,7 @@ from onekernel import LLM
 from onekernel.config import ModelConfig, Sampling
 from onekernel.engine.megakernel_load import plan_megakernel, warm_up
 from onekernel.engine.memory import check_memory, plan_memory
+from onekernel.engine.packed_prefill import CHUNK_TOKENS, workspace_bytes
 from onekernel.engine.request import CancelToken
 from onekernel.errors import ConfigError, DeviceError, MemoryLimitError, NumericError
 from onekernel.models.load import load_packed, load_weights
@@ -77,6 +78,19 @@ def test_little_shared_memory_gets_fewer_warps() -> None:
     assert blackwell is not None and blackwell.limits.consumer_warps == 12
 
 
+def test_a_model_whose_prompts_pytorch_computes_needs_an_unpacked_layer() -> None:
+    """A head of 256 does not fit the prefill kernels on little shared memory, which the plan knows."""
+    config = replace(LLAMA, head_dim=256, num_attention_heads=8, num_key_value_heads=2)
+    workspaces = []
+    for shared_bytes in (232_448, 101_376):
+        plan = planned(config, shared_bytes_per_block=shared_bytes).plan
+        assert plan is not None
+        needs = plan_memory(config, torch.bfloat16, "cuda:0", 4096, plan, pages=16384)  # more than loading takes
+        workspaces.append(needs.workspace_bytes - 8 * plan.exchange_words - plan.choice_bytes)
+    assert workspaces[0] == workspace_bytes(config, plan.layout, CHUNK_TOKENS)
+    assert workspaces[1] > scratch_bytes(plan.layout) > workspaces[0]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -119,7 +133,8 @@ def test_needs_are_what_is_allocated() -> None:
     assert needs.weights_bytes == arenas.arena.nbytes + arenas.constants.nbytes
     assert needs.kv_bytes == KVCache.allocate(config, plan.limits.num_pages, torch.bfloat16, "meta").pages.nbytes
     assert needs.weights_bytes < 1.02 * 2 * config.parameters
-    assert needs.workspace_bytes >= scratch_bytes(plan.layout) + 8 * plan.exchange_words
+    activations = workspace_bytes(config, plan.layout, CHUNK_TOKENS)
+    assert needs.workspace_bytes >= activations + 8 * plan.exchange_words
     free = needs.total_bytes - needs.kv_bytes // 2
     with pytest.raises(MemoryLimitError, match="--ctx-size") as caught:
         check_memory(config, torch.bfloat16, "cuda:0", 4096, free, plan)

@@ -22,6 +22,7 @@ from onekernel.engine.request import CancelToken
 from onekernel.errors import ConfigError
 from onekernel.kernels.prefill.variants import VARIANTS
 from onekernel.models.model import Model
+from onekernel.weights.arena import TileRows, weight_layout
 from tests.megakernels import Reference, checkpoint_of, packed_of, prompt_of, put_together, small_plan, weights_of
 from tests.prefills import Whole
 from tests.unit.device.fakes import gpu
@@ -99,16 +100,19 @@ def test_the_workspace_is_what_is_allocated(name: str) -> None:
 
 def test_where_the_kernels_do_not_fit_there_is_a_reason() -> None:
     config = CONFIGS["llama"]
-    assert why_not(config, 232_448) is None
-    assert why_not(replace(config, head_dim=256), 232_448) is None
-    assert "head_dim 256 needs 168960 bytes" in str(why_not(replace(config, head_dim=256), 101_376))
-    assert "head_dim is 66" in str(why_not(replace(config, head_dim=66), 232_448))
+    layout = weight_layout(config, TileRows(), context_tokens=64)
+    assert why_not(config, layout, 232_448) is None
+    assert why_not(replace(config, head_dim=256), layout, 232_448) is None
+    assert "head_dim 256 needs 168960 bytes" in str(why_not(replace(config, head_dim=256), layout, 101_376))
+    assert "head_dim is 66" in str(why_not(replace(config, head_dim=66), layout, 232_448))
+    neurons = weight_layout(config, TileRows(), context_tokens=64, sparse=True)
+    assert "packed as neurons" in str(why_not(config, neurons, 232_448))
     assert {variant.shared_bytes <= 101_376 for variant in usable_variants(101_376)} == {True}
     assert usable_variants(232_448) == VARIANTS
 
 
-def test_it_is_off_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One constant switches it on."""
+def test_it_is_taken_wherever_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not, prompts go through PyTorch."""
     config = CONFIGS["llama"]
     whole = Whole.of(config, random_weights(config))
     monkeypatch.setattr(megakernel_load, "facts", lambda device: gpu())
@@ -118,9 +122,6 @@ def test_it_is_off_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
         packed, cache = whole.packed, whole.cache()
 
     holder: Any = Holder()
-    assert megakernel_load.prefill_kernels(holder, "cuda:0") is None
-    assert isinstance(megakernel_load.prefill_kernels(holder, "cuda:0", "packed"), PackedPrefill)
-    monkeypatch.setattr(megakernel_load, "PREFILL", "packed")
     assert isinstance(megakernel_load.prefill_kernels(holder, "cuda:0"), PackedPrefill)
     monkeypatch.setattr(megakernel_load, "facts", lambda device: gpu(shared_bytes_per_block=40_000))
     assert megakernel_load.prefill_kernels(holder, "cuda:0") is None
