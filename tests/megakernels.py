@@ -40,7 +40,9 @@ LOGITS = 2e-2
 
 NOISE = 5.0
 """A token need not be the likeliest in float32 if its logit is closer to the best than this many times what rounding to
-bf16 moves the reference's own logits, root mean square."""
+bf16 moves the reference's own logits, root mean square, where it moves those of an answer most. How far it moves them
+differs tenfold between tokens: measured against the reference's luck at the same one, another right implementation in
+bf16 would fail 1 of 17 answers of 48 tokens."""
 
 
 def checkpoint_of(name: str, folder: Path, **changes: Any) -> tuple[Checkpoint, ModelConfig]:
@@ -189,10 +191,10 @@ class Reference:
     def check_greedy(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Demand that each token is the likeliest one in float32, or within the noise of it."""
         bf16, exact = self.logits(prompt, answer), self.exact(prompt, answer)
-        noise = (bf16 - exact).square().mean(dim=1).sqrt()
+        noise = (bf16 - exact).square().mean(dim=1).sqrt().max()
         gap = exact.max(dim=1).values - exact.gather(1, torch.tensor(answer)[:, None])[:, 0]
         wrong = (gap > NOISE * noise).nonzero()[:, 0].tolist()
-        assert not wrong, f"tokens {wrong} of {list(answer)}: {(gap / noise)[wrong]} times the noise from the best"
+        assert not wrong, f"tokens {wrong} of {list(answer)}: {gap[wrong] / noise} times the noise from the best"
 
 
 def put_together(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_operators_read_the_megakernel_s_copy() -> None:
     planned = plan_megakernel(config, GPU, torch.bfloat16, CONTEXT, config.vocab_size)
     assert planned.plan is not None, planned.reason
     case = TernaryCase.of(config, planned.plan, GPU)
+    gc.collect()  # what earlier tests left must not go away meanwhile
     before = torch.cuda.memory_allocated()
     layer, own = PackedWeights(case.packed, operators_for(case.packed)).layers[1], case.weights.layers[1]
     assert torch.cuda.memory_allocated() == before

@@ -34,7 +34,8 @@ def quantise(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[
     y = x.float()
     if weight is not None:
         mean = y.double().square().mean(-1, keepdim=True).float()
-        y = (y * (1 / (mean + eps).sqrt())).to(x.dtype).float()
+        root = (mean + eps).double().sqrt().float()  # PyTorch's own root of float32 is not always the nearest float
+        y = (y * (1 / root)).to(x.dtype).float()
         y = (y * weight).to(x.dtype).float()
     inverse = 127 / y.abs().amax(-1, keepdim=True).clamp(min=LEAST)
     q = (y * inverse).round().nan_to_num(0).clamp(-128, 127)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -46,6 +47,13 @@ def test_norm_is_that_of_float64_but_for_a_few_roundings() -> None:
     x, weight = torch.randn(8, 1000, generator=draw) * 1e3, torch.randn(1000, generator=draw)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     assert (norm(x, weight, 1e-5) - exact).abs().max() < 3e-7 * exact.abs().max()
+
+
+def test_the_root_of_a_norm_is_the_nearest_float() -> None:
+    """As on a GPU. PyTorch's root of float32 on a CPU is not where there are many tokens."""
+    x = torch.arange(1, 4001, dtype=torch.float32)[:, None]
+    exact = torch.from_numpy(np.float32(1) / np.sqrt(x.square().numpy() + np.float32(0.5)))
+    assert torch.equal(norm(x, torch.ones(1), 0.5), x * exact)
 
 
 def test_an_int8_head_rounds_weights_alone() -> None:

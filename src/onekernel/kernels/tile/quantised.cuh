@@ -322,7 +322,9 @@ __device__ __forceinline__ float2 quantised_pair(const Machine& m, const Rows& r
     for (u32 w = 0; w < MK_WARPS; w++) offset += own.totals()[w];
     value = make_float2(static_cast<float>(sum[0] - offset), static_cast<float>(sum[1] - offset));
   }
-  return make_float2(value.x * divide_ordinary(scale.x, inverse), value.y * divide_ordinary(scale.y, inverse));
+  // Rounded by itself: fused with the residual or bias that it is added to, it would have bits of its own.
+  return make_float2(__fmul_rn(value.x, divide_ordinary(scale.x, inverse)),
+                     __fmul_rn(value.y, divide_ordinary(scale.y, inverse)));
 }
 
 // Calls give(row, value) for each pair of neighbouring rows; see for_row_pairs.

@@ -54,7 +54,8 @@ def choose(
     token_id = int(scores.argmax()) if sampling.greedy else draw(keep(scores, sampling), sampling.seed, position)
     if sampling.logprobs is None:
         return Choice(token_id)
-    logprobs = torch.log_softmax(raw, dim=-1)
+    # In float64: a float32 sum of 128256 exponentials loses the small ones beside the large, 1e-5 of the total.
+    logprobs = torch.log_softmax(raw.double(), dim=-1).float()
     return Choice(token_id, float(logprobs[token_id]), _likeliest(logprobs, sampling.logprobs))
 
 

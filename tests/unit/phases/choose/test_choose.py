@@ -160,6 +160,14 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert [p for _, p in choice.top] == pytest.approx(true[best[:3]].tolist(), abs=1e-5)
 
 
+def test_logprobs_are_exact_at_a_large_vocabulary() -> None:
+    """A float32 sum of its exponentials would be 1e-5 off."""
+    logits = torch.randn(128256, generator=torch.Generator().manual_seed(0)) * 4.2
+    choice = choose(logits, Sampling(logprobs=0), 0, vocab_limit=128256)
+    true = torch.log_softmax(logits.double(), 0)[choice.token_id]
+    assert choice.logprob == pytest.approx(float(true), abs=2e-7)
+
+
 def test_how_many_logprobs() -> None:
     flat = torch.zeros(40)
     uniform_logprob = pytest.approx(-math.log(40), rel=1e-6)
