@@ -20,11 +20,12 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, u32 arrivals) {
 #endif
 }
 
-__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
+// `arrivals` at once.
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier, u32 arrivals = 1) {
 #ifdef __CUDACC__
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 #else
-  shim::mbarrier_arrive(&barrier->state, 1, 0);
+  shim::mbarrier_arrive(&barrier->state, arrivals, 0);
 #endif
 }
 

@@ -90,6 +90,14 @@ __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task,
 // The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
 __device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lane_index()); }
 
+// Whether a warp takes pairs of neighbouring units: half of the warps take a stage, the others the next. A wait and an
+// arrival then serve two units; that is what counts after a hand-over, when the ring is full. A pair must lie in one row
+// tile, and with an odd number of stages a ring stage would change hands in every round (tile/ring.cuh).
+constexpr bool CAN_PAIR = SEQUENCES == 1 && MK_STAGES % 2 == 0 && STAGE_UNITS == MK_WARPS && MK_WARPS % 2 == 0;
+__device__ __forceinline__ bool in_pairs(u32 k_units) { return CAN_PAIR && k_units % 2 == 0; }
+// Parts that K is cut into, before they are given to warp after warp.
+__device__ __forceinline__ u32 k_parts(u32 k_units) { return in_pairs(k_units) ? k_units / 2 : k_units; }
+
 // Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts in
 // shared.partial: (MK_WARPS, row_tiles * tile rows). A meeting follows.
 //
@@ -167,6 +175,60 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
   return ok;
 }
 
+// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps.
+template <bool ROWS_4>
+__device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_pairs, bool ok) {
+  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8, HALF = MK_WARPS / 2;
+  const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
+  const u8* mine = m.ring.stages + warp % HALF * (2 * UNIT_BYTES) + lane * sizeof(uint4);
+  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
+  float* sums = m.shared.partial() + warp * row_tiles * ROWS + row;
+  const u32 stages = (row_tiles * k_pairs + HALF - 1) / HALF;
+  u32 to_take = (stages + 1 - warp / HALF) / 2;  // stages of this half
+  MegaCursor at = m.at;
+  if (warp >= HALF) at.advance();
+  uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
+  u32 k = warp;                 // of the warp's next pair in its row tile
+  u32 left = row_tiles;
+#pragma unroll 1
+  while (left > 0) {
+    if (k >= k_pairs) {
+      k -= k_pairs;
+      sums += ROWS;
+      left--;
+      continue;
+    }
+    float even[4] = {}, odd[4] = {};
+#pragma unroll 1
+    for (; k < k_pairs; k += MK_WARPS) {
+      ok = ok && m.take(at);
+      const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
+      const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
+      if (lane < UNIT_LANES) {
+        x_first = x[2 * k * UNIT_CHUNKS];
+        x_second = x[(2 * k + 1) * UNIT_CHUNKS];
+      }
+      m.ring.free(at, ok, 2);
+      at.advance();
+      at.advance();
+      to_take--;
+      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
+      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
+      mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
+      mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
+    }
+    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
+    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
+    if (lane % 4 == 0 && row < ROWS) *sums = sum;
+  }
+  if (to_take > 0) {  // the last stage, in which only others have pairs
+    ok = ok && m.take(at);
+    m.ring.free(at, ok, 2);
+  }
+  m.at.advance(stages);
+  return ok;
+}
+
 // Where a warp is in its task's sequence of units.
 struct Place {
   u32 row_tile, k;
@@ -224,6 +286,7 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
 template <bool ROWS_4>
 __device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
   static_assert(SEQUENCES == 1 || SEQUENCES == 8, "a row of A, or a column of B, for each");
+  if (in_pairs(k_units)) return multiply_pairs<ROWS_4>(m, row_tiles, k_units / 2, ok);
   return SEQUENCES == 1 ? multiply_one<ROWS_4>(m, row_tiles, k_units, ok) : multiply_eight<ROWS_4>(m, row_tiles, k_units, ok);
 }
 
@@ -235,9 +298,10 @@ struct Rows {
 // The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
 __device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   float2 sum = make_float2(0, 0);
-  u32 warp = (row >> rows.tile_shift) * rows.k_units % MK_WARPS;  // that had the row tile's first unit
+  const u32 parts = k_parts(rows.k_units);
+  u32 warp = (row >> rows.tile_shift) * parts % MK_WARPS;  // that had the row tile's first part
 #pragma unroll 4
-  for (u32 part = 0; part < min(rows.k_units, static_cast<u32>(MK_WARPS)); part++) {
+  for (u32 part = 0; part < min(parts, static_cast<u32>(MK_WARPS)); part++) {
     const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows.count + row);
     sum.x += v.x;
     sum.y += v.y;

@@ -1,7 +1,8 @@
 // A ring of stages in shared memory: one producer thread fills them with bulk copies, consumer warps empty them.
 //
-// Every stage is filled and emptied by the same threads in every round. That is a rule, not a habit: a wait sees only
-// the parity of a round, so a warp that skipped a stage in one round could take round r - 2 for round r.
+// A wait sees only the parity of a round, so a warp that skipped a stage in one round could take round r - 2 for round r.
+// A warp may therefore leave a stage to others only if it meets them before it waits for that stage again, or if it leaves
+// them that stage in every round until then.
 #pragma once
 
 #include "ptx/bulk.cuh"
@@ -19,13 +20,19 @@ struct Cursor {
       round++;
     }
   }
+
+  __device__ __forceinline__ void advance(u32 stages) {
+    const u32 to = stage + stages;
+    stage = to % STAGES;
+    round += to / STAGES;
+  }
 };
 
 template <u32 STAGES, u32 STAGE_BYTES, u32 CONSUMER_WARPS>
 struct Ring {
   u8* stages;        // (STAGES, STAGE_BYTES), 128-byte aligned
   Mbarrier* landed;  // (STAGES): one arrival, by the producer, and the bytes of the copy
-  Mbarrier* freed;   // (STAGES): one arrival by each consumer warp
+  Mbarrier* freed;   // (STAGES): as many arrivals as there are consumer warps
 
   static constexpr u32 BYTES = STAGES * (STAGE_BYTES + 2 * sizeof(Mbarrier));
 
@@ -48,10 +55,10 @@ struct Ring {
   }
 
   // Consumer warps: after the last read of the stage by any lane. All lanes call it, also those that gave up; without
-  // `taken` the stage was not there, and freeing it would count twice in one round.
-  __device__ __forceinline__ void free(const Cursor<STAGES>& at, bool taken = true) {
+  // `taken` the stage was not there, and freeing it would count twice in one round. `shares`: warps that it speaks for.
+  __device__ __forceinline__ void free(const Cursor<STAGES>& at, bool taken = true, u32 shares = 1) {
     __syncwarp();
-    if (lane_index() == 0 && taken) mbarrier_arrive(&freed[at.stage]);
+    if (lane_index() == 0 && taken) mbarrier_arrive(&freed[at.stage], shares);
   }
 };
 
