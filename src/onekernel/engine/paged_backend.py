@@ -46,10 +46,11 @@ class PagedSequence:
 class PagedBackend:
     """A model and its cache. `vocab_limit`: ids from there on are padding and never chosen.
 
-    prefix_cache: keep the pages of ended sequences for later ones that begin alike. PyTorch's prefill
-    computes whole chunks of 512 tokens at the same places whatever was there before, so a prompt whose reused part was
-    prefilled in whole chunks gets the bits of a cold run; the prefill kernels give them however a prompt is cut. Other
-    pages (of a shorter prompt's last chunk on PyTorch, or of an answer) differ from a cold run's in rounding. Off with dynamic RoPE scaling, whose keys depend on how long a request may become.
+    prefix_cache: keep the pages of ended sequences for later ones that begin alike. PyTorch's prefill computes whole
+    chunks of 512 tokens at the same places whatever was there before, so a prompt whose reused part was prefilled in
+    whole chunks gets the bits of a cold run; the prefill kernels give them however a prompt is cut. Other pages (of a
+    shorter prompt's last chunk on PyTorch, or of an answer) hold values that differ from a cold run's in rounding. Off
+    with dynamic RoPE scaling, whose keys depend on how long a request may become.
     rope: `rope_table`'s for `max_context` tokens, on the model's device.
     """
 

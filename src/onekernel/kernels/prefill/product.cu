@@ -2,9 +2,9 @@
 //
 // A CTA makes a tile of PF_TOKENS tokens x PF_ROWS weight rows, whole in K: stages of PF_K_UNITS * 64 columns come by
 // asynchronous copies, and PF_WARPS_M x PF_WARPS_N warps multiply them. The copies' pieces of 16 bytes are 8
-// neighbouring columns of a row in both operands, so both lie in shared memory as units of 8 rows x 64 columns in their
-// own order, and ldmatrix makes the fragments. It leaves those of A in registers that follow each other, as products
-// want them; loading pieces in packed order would need four moves for each product.
+// neighbouring columns of a row in both operands, so both lie in shared memory as units of 8 rows x 64 columns, and
+// ldmatrix makes the fragments. It leaves those of A in registers that follow each other, as products want them;
+// loading pieces in packed order would need four moves for each product.
 //
 // Every sum goes over K in one order, 16 columns at a time into one accumulator, whatever the tile: a token's results
 // depend neither on how many tokens come with it nor on the variant, and the choice of one is a matter of speed alone.
@@ -28,9 +28,14 @@ static_assert(ROW_COPIES * THREADS == ROW_UNITS * PF_K_UNITS * PIECES && N_TILES
 
 enum Result : u32 { STORE = 0, ADD = 1, SILU = 2, RELU = 3, RELU2 = 4 };
 
-// Where columns 8 * piece to 8 * piece + 7 of a unit's row lie. The pieces of a row change places, so that the 8 rows
-// of a matrix are in different banks, and so are the pieces that 8 threads copy at once.
-__device__ __forceinline__ u32 piece_at(u32 row, u32 piece) { return row * 128 + (piece ^ row) * 16; }
+// Where columns 8 * piece to 8 * piece + 7 of a unit's row lie, of tokens and of weights. Pieces change places, so that
+// the 8 rows of a matrix are in different banks, but only inside the 128 bytes that 8 threads copy, and pairs of pieces
+// stay together. Weights in the order of tokens, which scatters both, cost an H200 9 times what tokens cost for a byte
+// (docs/findings/prefill.md).
+__device__ __forceinline__ u32 token_piece(u32 row, u32 piece) { return row * 128 + (piece ^ row) * 16; }
+__device__ __forceinline__ u32 weight_piece(u32 row, u32 piece) {
+  return piece % 2 * 512 + row * 64 + (piece / 2 ^ row / 2) * 16;
+}
 
 // What a thread copies of every stage: the places of its pieces in memory, without what grows along K.
 struct Copies {
@@ -64,14 +69,14 @@ struct Copies {
 #pragma unroll
     for (u32 n = 0; n < TOKEN_COPIES; n++) {
       const u32 i = threadIdx.x + n * THREADS, unit = i / PIECES % TOKEN_UNITS, k = i / PIECES / TOKEN_UNITS;
-      u8* to = stage + (k * UNITS + unit) * UNIT_BYTES + piece_at(i / 8 % 8, i % 8);
+      u8* to = stage + (k * UNITS + unit) * UNIT_BYTES + token_piece(i / 8 % 8, i % 8);
       if (PF_K_UNITS == 1 || first_unit + k < k_units) async_copy(to, x + x_from[n] + (first_unit + k) * 128, true);
     }
 #pragma unroll
     for (u32 n = 0; n < ROW_COPIES; n++) {
       const u32 i = threadIdx.x + n * THREADS, unit = i / PIECES % ROW_UNITS, k = i / PIECES / ROW_UNITS;
       const u32 at = first_unit + k, along = PF_ROWS_4 ? at / 2 * UNIT_BYTES + at % 2 * 256 : at * UNIT_BYTES;
-      u8* to = stage + (k * UNITS + TOKEN_UNITS + unit) * UNIT_BYTES + piece_at(i / 4 % 8, i % 4 * 2 + i / 32 % 2);
+      u8* to = stage + (k * UNITS + TOKEN_UNITS + unit) * UNIT_BYTES + weight_piece(i / 4 % 8, i % 4 * 2 + i / 32 % 2);
       if (PF_K_UNITS == 1 || at < k_units) async_copy(to, weights + rows_from[n] + along, true);
     }
   }
@@ -85,14 +90,14 @@ __device__ __forceinline__ void multiply(float (&sums)[M_TILES][N_TILES][4], con
     u32 a[2][M_TILES][4];
 #pragma unroll
     for (u32 k = 0; k < 2; k++) {
-      const u8* rows = x + lane / 8 % 2 * UNIT_BYTES + piece_at(lane % 8, pair * 4 + k * 2 + lane / 16);
+      const u8* rows = x + lane / 8 % 2 * UNIT_BYTES + token_piece(lane % 8, pair * 4 + k * 2 + lane / 16);
 #pragma unroll
       for (u32 m = 0; m < M_TILES; m++) load_matrices(a[k][m], rows + 2 * m * UNIT_BYTES);
     }
 #pragma unroll
     for (u32 n = 0; n < N_TILES; n++) {
       u32 b[4];
-      load_matrices(b, w + n * UNIT_BYTES + piece_at(lane % 8, pair * 4 + lane / 8));
+      load_matrices(b, w + n * UNIT_BYTES + weight_piece(lane % 8, pair * 4 + lane / 8));
 #pragma unroll
       for (u32 k = 0; k < 2; k++)
 #pragma unroll

@@ -14,7 +14,8 @@ class Variant:
     """A tile of tokens x weight rows, and how a CTA makes it.
 
     `ns_per_unit`: what a CTA needs for 64 columns of K with `ctas_per_sm` of them on each SM. The values below are
-    estimates: the tile's bytes at 43 bytes per ns and SM out of an H200's L2. `benchmarks/prefill.py` measures them.
+    estimates: the tile's bytes at 43 bytes per ns and SM out of an H200's L2. They choose as well as values fitted to
+    measurements did (docs/findings/prefill.md); `benchmarks/prefill.py` makes such a fit.
     """
 
     tokens: int
