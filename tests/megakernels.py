@@ -82,7 +82,7 @@ def small_plan(config: ModelConfig, ctas: int = 3, *, limits: dict[str, Any] | N
     raise refused
 
 
-def shape_of(plan: Plan, stages: int = 5) -> MegakernelShape:
+def shape_of(plan: Plan, stages: int = 6) -> MegakernelShape:
     """A shape with few ring stages, so that the ring goes round within a phase."""
     limits = plan.limits
     return MegakernelShape.of(
@@ -202,7 +202,7 @@ def put_together(
     packed: PackedModel,
     load: Callable[[KernelSpec], Kernel],
     kind: type[Megakernel] = Megakernel,
-    stages: int = 5,
+    stages: int = 6,
 ) -> Megakernel:
     """A megakernel with a cache of NaN."""
     shape = shape_of(plan, stages)
@@ -262,7 +262,7 @@ class Case:
         """The reference on the same weights."""
         return Reference(Model(self.config, self.weights), self.plan.limits.max_context)
 
-    def megakernel(self, load: Callable[[KernelSpec], Kernel], *, stages: int = 5, max_turns: int = 0) -> Megakernel:
+    def megakernel(self, load: Callable[[KernelSpec], Kernel], *, stages: int = 6, max_turns: int = 0) -> Megakernel:
         """A kernel for it; `max_turns`: after which its waits give up."""
         made = put_together(self.plan, self.packed, load, stages=stages)
         if max_turns:

@@ -225,7 +225,7 @@ def test_a_planted_fault_is_caught(case: Callable[..., Case], tmp_path: Path, na
 
     To come too early for an append the loader must be a whole token ahead: few weights a CTA, and a ring that is large.
     """
-    ctas, stages = (9, 40) if "append" in name else (4, 5)
+    ctas, stages = (9, 40) if "append" in name else (4, 6)
     it = case("llama", ctas)
     prompts = [prompt_of(it.config, 70)]
     good = it.run(it.megakernel(ShimKernel, stages=stages), prompts, 3)

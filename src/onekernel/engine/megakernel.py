@@ -49,7 +49,7 @@ class Windows:
     short: int = 1
     long: int = 3
     long_phase: int = 12
-    deep: int = 4
+    deep: int = 5
     deep_phase: int = 40
     deep_from: int = 8
     lead: int = 8

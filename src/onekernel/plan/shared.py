@@ -108,7 +108,9 @@ def shared_layout(
     quantised: QuantisedSizes | None = None,
     max_neurons: int = 0,
 ) -> SharedLayout:
-    """Lay out a CTA's shared memory; whatever is left over becomes ring.
+    """Lay out a CTA's shared memory; whatever is left over becomes ring, of an even number of stages.
+
+    Halves of the warps take stages in turns (kernels/tile/product.cuh), and a stage must stay with its half.
 
     `most_rows` is what the widest phase but the head would like to sum at once; it gets as little as one stage's rows
     if the ring would otherwise have fewer than 4 stages. `max_neurons`: most neurons of one CTA; 0: the feed-forward is
@@ -139,7 +141,7 @@ def shared_layout(
             quantised_bytes,
             round_up(12 * max_neurons, 16),
         )
-        stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES)
+        stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES) // 2 * 2
         if stages >= MIN_STAGES:
             break
     else:
