@@ -149,6 +149,7 @@ def kept(path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def memory_row(device: str, folder: Path) -> dict[str, Any]:
     """Load 2B-4T with one context, make some tokens, and return what it took at most."""
     checkpoint, config = opened(read_shipped(BITNET), folder)
+    torch.cuda.init()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.timeout(120)
 
 GPU = "cuda:0"
 ROUNDED = 5e-3
+ROW = 3.5 * 2**-9
+"""Of one row, which may have one neuron only: that, its product and the output are each rounded to bf16."""
 """Relative L2; a dense bf16 feed-forward has 3.3e-3 to 4e-3 against float32."""
 
 ROUTES = [Route(), Route("gather"), Route("sliced", capacity=128), Route("hot_cold", hot=512, capacity=128)]
@@ -64,7 +66,7 @@ def test_a_full_row_and_600_nonzeros_in_one_tile(route: Route) -> None:
     # A row whose only neuron barely fires is a difference of large numbers: it is measured against a usual row.
     sizes = want.double().norm(dim=1)
     errors = (got.double() - want.double()).norm(dim=1) / sizes.clamp(min=float(sizes.median()) / 10)
-    assert bool((errors < ROUNDED).all()), errors.max()
+    assert bool((errors < ROW).all()), errors.max()
     assert totals[OVERFLOWED] == totals[GATHERED] >= 2
 
 

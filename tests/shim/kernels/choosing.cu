@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1)
              u32 mode, const Sampling* sampling, u32* counts, const float* bias, const u32* allowed, float* scores,
              u64* choice, u64* reports, u32* abort, u64* records, u32 max_turns) {
   const Launch launch{header, nullptr, nullptr, nullptr, nullptr, exchange, nullptr, positions, stop_ids, stop_count, limit,
-                      slots, cancel, logits, vocab, NO_PHASE, 1, 1, 1, {},
+                      slots, cancel, logits, vocab, NO_PHASE, {}, {},
                       {mode, sampling, counts, bias, allowed, scores, choice, reports}};
   const Watch watch{abort, records, max_turns};
   Shared shared{};
