@@ -29,7 +29,7 @@ from onekernel.device.facts import facts
 from onekernel.engine.engine import Engine
 from onekernel.engine.kv_size import with_pages
 from onekernel.engine.megakernel_backend import MegakernelBackend
-from onekernel.engine.megakernel_load import assemble, plan_megakernel, warm_up
+from onekernel.engine.megakernel_load import assemble, plan_megakernel, prefill_kernels, warm_up
 from onekernel.engine.memory import pages_for, plan_memory
 from onekernel.engine.reference_backend import ReferenceBackend
 from onekernel.engine.stream import AnswerStream
@@ -96,7 +96,8 @@ def our_engine(
             place = place_packed_on(device)
             packed = load_packed_ternary(checkpoint, config, plan.layout, device=device, progress=quiet, place=place)
         megakernel = assemble(plan, packed, device, print)
-        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache)
+        prefill = prefill_kernels(megakernel, device)
+        backend = MegakernelBackend(megakernel, memory=memory, prefix_cache=prefix_cache, prefill=prefill)
         warm_up(backend)
     else:
         print(f"the reference, because {planned.reason}", flush=True)
