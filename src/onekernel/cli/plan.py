@@ -1,7 +1,7 @@
 """Show how a model is shared out over the SMs of a GPU: phases, bytes per phase and SM, balance, predicted time.
 
-Needs no GPU and reads no weights. The prediction is the most loaded SM's bytes at the memory's rate plus a range for
-each hand-over; both are parameters, and the defaults are an H200's, measured.
+Needs no GPU and reads no weights. The prediction is for the speeds of an H200, fitted to what was measured on one; the
+memory's and a hand-over's can be given.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from onekernel.errors import ConfigError
 
 if TYPE_CHECKING:
     from onekernel.plan.plan import Plan
+    from onekernel.plan.prediction import Speeds
 
 HELP = "how a model is shared out over a GPU's SMs"
 USAGE = "MODEL [options]"
 
 H200_SMS = 132
 H200_ARCH = "sm_90"
-H200_READ_GBPS = 4500.0
-HAND_OVER_US = (1.0, 1.9)
+POSITION = 127
+"""The mean over a prompt of 64 tokens and an answer of 128."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dense", action="store_true", help="read all neurons, also those that do not fire")
     parser.add_argument("--validate", action="store_true", help="also prove the plan sound, which takes some seconds")
     parser.add_argument(
-        "--read-gbps", metavar="X", type=float, default=H200_READ_GBPS, help=f"default {H200_READ_GBPS:g}"
+        "--read-gbps", metavar="X", type=float, help="what memory gives the kernel (default: an H200's)"
     )
+    parser.add_argument("--hand-over-us", metavar="X", type=float, help="of one phase to the next (default: an H200's)")
     parser.add_argument(
-        "--hand-over-us", metavar="X", nargs=2, type=float, default=HAND_OVER_US, help="range, default 1.0 1.9"
+        "--position", metavar="N", type=int, help=f"tokens before the one whose time is predicted (default {POSITION})"
     )
     add_context(parser)
     add_model(parser, running=False)
@@ -52,22 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; return the exit code."""
     name, options = model_name(args), engine_config(args)
-    low, high = args.hand_over_us
-    if not (0 < args.read_gbps < math.inf and 0 <= low <= high < math.inf):
-        raise ConfigError(
-            f"--read-gbps is {args.read_gbps} and --hand-over-us {low} {high}; give a positive number, and a range "
-            "from 0 up, the lower end first"
-        )
+    given = {name: value for name in ("read_gbps", "hand_over_us") if (value := getattr(args, name)) is not None}
+    for speed, value in given.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"--{speed.replace('_', '-')} is {value}; give a positive number")
     if args.dense and args.active_fraction is not None:
         raise ConfigError("--dense reads all neurons, and --active-fraction says how many fire: give one of them")
 
     import json
+    from dataclasses import replace
 
     from onekernel.config import PAGE_TOKENS, SparseChoice, context_tokens
     from onekernel.engine.megakernel_load import first_plan
     from onekernel.models.registry import model_config
     from onekernel.plan.limits import Limits
     from onekernel.plan.plan import ASSUMED_ACTIVE_FRACTION
+    from onekernel.plan.prediction import H200
     from onekernel.plan.validate import validate
     from onekernel.weights.open import LoadFormat, local_path, open_checkpoint
 
@@ -80,6 +82,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     finally:
         checkpoint.close()
     context = context_tokens(options.max_context, config)
+    position = min(POSITION, context - 1) if args.position is None else args.position
+    if not 0 <= position < context:
+        raise ConfigError(f"--position is {position}; with a context of {context} tokens give 0 to {context - 1}")
     ctas, shared, arch = _machine(args.ctas, args.device)
     pages = args.sequences * -(-context // PAGE_TOKENS)
     limits = Limits(ctas=ctas, shared_bytes=shared, max_context=context, num_pages=pages, sequences=args.sequences)
@@ -91,17 +96,19 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.validate:
         validate(plan)
         console.note("the plan is sound")
-    predicted = [plan.predicted_us(args.read_gbps, hand_over) for hand_over in args.hand_over_us]
+    speeds = replace(H200, **given)
     if args.json:
-        console.data(json.dumps({"model": settings.name} | as_json(plan, args, predicted), indent=1))
+        console.data(json.dumps({"model": settings.name} | as_json(plan, position, speeds), indent=1))
         return 0
-    for line in describe(settings.name, plan, args, predicted):
+    for line in describe(settings.name, plan, position, speeds):
         console.data(line)
     return 0
 
 
-def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[float]) -> list[str]:
+def describe(name: str, plan: Plan, position: int, speeds: Speeds) -> list[str]:
     """Return lines for people."""
+    from onekernel.plan.prediction import predict_us
+
     limits, shared, rows = plan.limits, plan.shared, _tile_rows(plan)
     beside = shared.total_bytes - shared.ring_bytes
     facts = [
@@ -117,8 +124,8 @@ def describe(name: str, plan: Plan, args: argparse.Namespace, predicted: list[fl
         ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}{_assumed(plan)}"),
         (
             "predicted",
-            f"{predicted[0]:.0f} to {predicted[1]:.0f} us per token at {args.read_gbps:g} GB/s, with {plan.hand_overs} "
-            f"hand-overs of {args.hand_over_us[0]:g} to {args.hand_over_us[1]:g} us",
+            f"{predict_us(plan, position, speeds):.0f} us per token after {position} others, at "
+            f"{speeds.read_gbps:g} GB/s with {plan.hand_overs} hand-overs of {speeds.hand_over_us:g} us",
         ),
     ]
     lines = [f"{label:14} {value}" for label, value in facts]
@@ -147,8 +154,12 @@ def _assumed(plan: Plan) -> str:
     return "" if plan.active_fraction is None else f", if {100 * plan.active_fraction:g} % of the neurons fire"
 
 
-def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dict[str, Any]:
+def as_json(plan: Plan, position: int, speeds: Speeds) -> dict[str, Any]:
     """Return everything, phase by phase; bytes are those of matrices."""
+    from dataclasses import asdict
+
+    from onekernel.plan.prediction import predict_us
+
     read = plan.bytes_per_phase
     phases = [
         {
@@ -173,9 +184,9 @@ def as_json(plan: Plan, args: argparse.Namespace, predicted: list[float]) -> dic
         "bytes_per_token": plan.bytes_per_token,
         "imbalance": plan.imbalance,
         "hand_overs": plan.hand_overs,
-        "read_gbps": args.read_gbps,
-        "hand_over_us": list(args.hand_over_us),
-        "predicted_us": predicted,
+        **asdict(speeds),
+        "position": position,
+        "predicted_us": predict_us(plan, position, speeds),
         "phases": phases,
     }
 

@@ -24,6 +24,13 @@ def chunks(length: int, members: int, block_pages: int) -> int:
     return min(members, blocks(length, block_pages))
 
 
+def most_tokens(length: int, members: int, block_pages: int) -> int:
+    """Return the tokens of the member that attends to the most of `length`."""
+    block = PAGE_TOKENS * block_pages
+    rounds, rest = divmod(length, members * block)
+    return rounds * block + min(rest, block)
+
+
 def owner(block: int, members: int) -> int:
     """Return the member that a block belongs to; a block's number tells it, whatever the length."""
     return block % members

@@ -145,14 +145,6 @@ class Plan:
         """Phases of a token that wait for values of other CTAs; combine has work only with a long context."""
         return sum(phase.kind not in (Kind.EMBED, Kind.COMBINE) for phase in self.phases)
 
-    def predicted_us(self, read_gbps: float, hand_over_us: float) -> float:
-        """Return the time of a token: the most loaded CTA's share of the memory's rate, and the hand-overs.
-
-        The parts add up in the model; in the kernel a hand-over partly hides behind the ring.
-        """
-        slowest_bytes = int(self.bytes_per_phase.sum(axis=1).max()) * self.limits.ctas
-        return slowest_bytes / (read_gbps * 1e3) + self.hand_overs * hand_over_us
-
 
 def make_plan(
     config: ModelConfig,

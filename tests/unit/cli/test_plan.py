@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from onekernel.cli.main import main
 from onekernel.models.registry import model_config
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import make_plan
+from onekernel.plan.prediction import H200, predict_us
 from onekernel.weights.shipped import read_shipped
 from tests.tiny_llama import write_tiny
 
 
 def test_json_has_every_phase_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--device", "cpu", "--json", "--ctx-size", "2048", "--read-gbps", "4000", "--hand-over-us", "1", "2"]
+    arguments = ["--device", "cpu", "--json", "--ctx-size", "2048", "--read-gbps", "4000", "--hand-over-us", "1.5"]
     assert main(["plan", "Llama-3.2-1B", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     plan = make_plan(model_config(read_shipped("Llama-3.2-1B")), Limits(ctas=132, max_context=2048, num_pages=32))
@@ -25,11 +27,23 @@ def test_json_has_every_phase_of_the_plan(capsys: pytest.CaptureFixture[str]) ->
     assert found["bytes_per_token"] == plan.bytes_per_token == sum(phase["bytes"] for phase in found["phases"])
     assert found["imbalance"] == plan.imbalance
     assert found["ring_stages"] == plan.shared.stages
-    # 2.471 GB at 4000 GB/s, and five phases of each layer, the head and the choice wait for others.
-    slowest = plan.bytes_per_token / 4e6 * plan.imbalance
-    assert found["predicted_us"] == pytest.approx([slowest + 82, slowest + 164])
+    assert (found["hand_overs"], found["read_gbps"], found["hand_over_us"], found["position"]) == (82, 4000, 1.5, 127)
+    assert found["predicted_us"] == predict_us(plan, 127, replace(H200, read_gbps=4000.0, hand_over_us=1.5))
     down = next(phase for phase in found["phases"] if phase["kind"] == "down")
     assert down == {"kind": "down", "layer": 0, "bytes": 2048 * 8192 * 2, "least_bytes": 131072, "most_bytes": 262144}
+
+
+@pytest.mark.parametrize(("flags", "position"), [([], 99), (["--position", "5"], 5)])
+def test_the_position_is_one_that_the_context_has(
+    flags: list[str], position: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["plan", str(write_tiny(tmp_path)), "--ctas", "4", "--ctx-size", "100"]
+    assert main([*arguments, *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["position"] == position
+    assert main([*arguments, *flags]) == 0
+    shown = f"{found['predicted_us']:.0f} us per token after {position} others, at {H200.read_gbps:g} GB/s"
+    assert shown in capsys.readouterr().out
 
 
 def test_for_people_it_is_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -95,8 +109,10 @@ def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[st
         (["--sequences", "3"], "sequences is 3; a kernel is built for 1 or 8"),
         (["--read-gbps", "0"], "--read-gbps is 0.0"),
         (["--read-gbps", "inf", "--json"], "--read-gbps is inf"),
-        (["--hand-over-us", "nan", "1"], "--hand-over-us nan 1.0"),
-        (["--hand-over-us", "2", "1"], "the lower end first"),
+        (["--hand-over-us", "nan"], "--hand-over-us is nan"),
+        (["--hand-over-us", "-1"], "--hand-over-us is -1.0; give a positive number"),
+        (["--position", "-1"], "--position is -1"),
+        (["--position", "512", "--ctx-size", "512"], "with a context of 512 tokens give 0 to 511"),
         (["--ctx-size", "999999999"], "the model allows 131072"),
     ],
 )
