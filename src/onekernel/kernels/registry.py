@@ -58,7 +58,7 @@ SELFCHECK = KernelSpec(
 )
 
 LLAMA_1B = MegakernelShape(head_dim=64, group=4, hidden_act="silu", qk_norm=False, sequences=1, warps=16, stages=12)
-SPARSE_1B = replace(LLAMA_1B, hidden_act="relu", sparse=True, stages=13)
+SPARSE_1B = replace(LLAMA_1B, hidden_act="relu", sparse=True, stages=12)
 QWEN3_0_6B = replace(LLAMA_1B, head_dim=128, group=2, qk_norm=True)
 BITNET_2B = replace(LLAMA_1B, head_dim=128, hidden_act="relu2", ternary=True, stages=10)
 SPARSE = SparseShape()
