@@ -37,7 +37,7 @@ from onekernel.engine.engine import Engine, Event
 from onekernel.engine.request import Completion, Delta
 from onekernel.engine.status import CacheUse
 from onekernel.measure.bench import random_ids
-from onekernel.measure.results import spread, write_results
+from onekernel.measure.results import git_commit, spread, write_results
 from onekernel.server.app import create_app
 from onekernel.server.protocol import GuardedProtocol
 from onekernel.server.settings import ServerSettings
@@ -237,25 +237,33 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def rows_of_others(path: Path, device: str) -> list[dict[str, Any]]:
+    """Return the file's rows that another device's run wrote."""
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return [row for row in rows if row["device"] != device]
+
+
 def main() -> None:
-    """Measure every kind with every number of clients and write the results file."""
+    """Measure every kind with every number of clients and write the results file, in which other devices' rows stay."""
     args = parse()
-    load = os.getloadavg()[0]
+    load, commit, device = os.getloadavg()[0], args.commit or git_commit(), "CPU"
+    if args.device.startswith("cuda"):
+        import torch
+
+        device = torch.cuda.get_device_name(args.device)
     rows = []
     for engine, kind, model in engines(args):
         for clients in args.clients:
             new = args.model_new if model else args.new
             row = measure(engine, kind, clients, prompt=args.prompt, new=new, repeats=args.repeats)
-            rows.append({**row, **({"model": model} if model else {})})
+            rows.append({**row, **({"model": model} if model else {}), "device": device, "commit": commit})
             ours, bare = row["us_per_token"]["median"], row["engine_us_per_token"]["median"]
             print(f"{kind:10} {clients:3} clients  {ours:9.1f} us/token, engine {bare:9.1f}, {row['errors']} errors")
-    device = "CPU"
-    if args.device.startswith("cuda"):
-        import torch
-
-        device = torch.cuda.get_device_name(args.device)
     # Many of these times are those of threads that wake each other: on a busy machine they say little.
-    write_results(args.out, rows, commit=args.commit, device=device, load_average=round(load, 2))
+    rows = rows_of_others(args.out, device) + rows
+    write_results(args.out, rows, commit=commit, device=device, load_average=round(load, 2))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.server import Seen, Sides, parse
+from benchmarks.server import Seen, Sides, parse, rows_of_others
 from benchmarks.server_client import read
 
 
@@ -45,3 +46,10 @@ def test_a_row_has_both_sides_and_their_difference() -> None:
     assert (row["us_per_token"]["median"], row["engine_us_per_token"]["median"]) == (16, 11)
     assert (row["ttft_ms"]["median"], row["engine_ttft_ms"]["median"]) == (6, 5)
     assert sides.row("instant", clients=2)["overhead_us"] == 3
+
+
+def test_rows_of_another_device_stay(tmp_path: Path) -> None:
+    path = tmp_path / "server.json"
+    assert rows_of_others(path, "CPU") == []
+    path.write_text(json.dumps({"rows": [{"device": "CPU", "clients": 1}, {"device": "NVIDIA H200", "clients": 8}]}))
+    assert rows_of_others(path, "CPU") == [{"device": "NVIDIA H200", "clients": 8}]
