@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(120)
 GPU = "cuda:0"
 ROUNDED = 5e-3
 """Relative L2; a dense bf16 feed-forward has 3.3e-3 to 4e-3 against float32."""
-ROW = 3.5 * 2**-9
-"""Of one row, which may have one neuron only: that, its product and the output are each rounded to bf16."""
+ROW = 1.5 * 2**-8
+"""Of one row, which may have one neuron only: half of what the three roundings to bf16 on its way can add up to."""
 
 ROUTES = [Route(), Route("gather"), Route("sliced", capacity=128), Route("hot_cold", hot=512, capacity=128)]
 SIZES = [(2048, 5632), (2048, 8192), (1000, 3001), (576, 1536), (64, 16)]

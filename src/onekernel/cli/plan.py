@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; return the exit code."""
     name, options = model_name(args), engine_config(args)
-    given = {name: value for name in ("read_gbps", "hand_over_us") if (value := getattr(args, name)) is not None}
+    given = {speed: value for speed in ("read_gbps", "hand_over_us") if (value := getattr(args, speed)) is not None}
     for speed, value in given.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"--{speed.replace('_', '-')} is {value}; give a positive number")

@@ -106,7 +106,7 @@ struct Loader {
 
   __device__ __forceinline__ bool attention(const Task& task, u32 token) {
     if (task.count > 0 && !appended(token, task.layer)) return false;
-    producer.window = launch.windows.short_phase;
+    producer.window = launch.windows.short_window;
     end = next = ahead;
     for (u32 s = 0; s < SEQUENCES; s++) {
       for (u32 i = 0; i < task.count; i++) {

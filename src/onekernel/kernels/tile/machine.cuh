@@ -36,14 +36,14 @@ static_assert(!TERNARY || SEQUENCES == 1, "the other columns of a product are no
 // Stages of weights that a CTA has on their way at once. Few where values travel, since everybody waits for those and they
 // queue behind the weights; more inside long phases, when nobody waits.
 struct Windows {
-  u32 short_phase, long_phase, long_stages;  // in phases of up to, and of more than, long_stages stages
-  u32 deep, deep_stages, deep_from;          // in those of more than deep_stages, from stage deep_from on
-  u32 lead;                                  // stages that L2 may be asked for ahead of a full ring, 0 for none
-  u32 pace;                                  // cycles between two such requests
+  u32 short_window, long_window, long_phase;  // in phases of up to, and of more than, long_phase stages
+  u32 deep_window, deep_phase, deep_from;     // in those of more than deep_phase, from stage deep_from on
+  u32 lead;                                   // stages that L2 may be asked for ahead of a full ring, 0 for none
+  u32 pace;                                   // cycles between two such requests
 
   __device__ __forceinline__ u32 of(u32 stage, u32 stages) const {
-    if (stages <= long_stages) return short_phase;
-    return stages > deep_stages && stage >= deep_from ? deep : long_phase;
+    if (stages <= long_phase) return short_window;
+    return stages > deep_phase && stage >= deep_from ? deep_window : long_window;
   }
 };
 

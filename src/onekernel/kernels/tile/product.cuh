@@ -93,7 +93,7 @@ __device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lan
 // Whether a warp takes pairs of neighbouring units: half of the warps take a stage, the others the next. A wait and an
 // arrival then serve two units; that is what counts after a hand-over, when the ring is full. A pair must lie in one row
 // tile, and with an odd number of stages a ring stage would change hands in every round (tile/ring.cuh).
-constexpr bool CAN_PAIR = SEQUENCES == 1 && MK_STAGES % 2 == 0 && STAGE_UNITS == MK_WARPS && MK_WARPS % 2 == 0;
+constexpr bool CAN_PAIR = SEQUENCES == 1 && MK_STAGES % 2 == 0 && MK_WARPS % 2 == 0;
 __device__ __forceinline__ bool in_pairs(u32 k_units) { return CAN_PAIR && k_units % 2 == 0; }
 // Parts that K is cut into, before they are given to warp after warp.
 __device__ __forceinline__ u32 k_parts(u32 k_units) { return in_pairs(k_units) ? k_units / 2 : k_units; }
