@@ -23,7 +23,7 @@ from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
 _SMALL_LAYER_STAGES = 24
-"""Of one CTA: Qwen3-0.6B has 15, and one stage on its way in short phases is faster; Llama-3.2-1B has 57, and two are."""
+"""Of one CTA. Qwen3-0.6B has 15, where one stage on its way in short phases is faster; Llama-3.2-1B has 57."""
 _TOKEN_BITS = TOKEN_FAILED - 1
 _NO_ROOM = 8
 """Words of a trace that nobody reads: a traced kernel writes the head of its streams in any case."""
