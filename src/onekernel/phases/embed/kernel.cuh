@@ -18,6 +18,7 @@ __device__ __forceinline__ u32 embedding_pair(const Machine& m, u32 token, u32 c
 // Sets `last` if the launch ends before this token.
 __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& last) {
   if (threadIdx.x < SEQUENCES) {
+    const KvSplit split = KvSplit::of(m.header, m.position(threadIdx.x));
     u32 token = m.launch.first_tokens[threadIdx.x];
     if (m.token > 0) {
       // The word carries the tag of the token before.
@@ -31,6 +32,7 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
       token = ok ? static_cast<u32>(got) : TOKEN_STOP;
     }
     m.shared.words()[WORD_TOKEN + threadIdx.x] = token;
+    m.shared.splits()[threadIdx.x] = split;
   }
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   m.mark(Mark::TAKEN);
@@ -39,7 +41,7 @@ __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& 
   // All layers turn by the same angles. Whoever reads them meets the others before.
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < SEQUENCES * HEAD_DIM; i += CONSUMERS) {
-    const u64 row = m.position(i / HEAD_DIM);
+    const u64 row = m.shared.splits()[i / HEAD_DIM].position;
     m.shared.rope()[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
   }
   const u32 rows = task.count * residual_tile_rows(task.flags), first_row = task.first * residual_tile_rows(task.flags);
