@@ -11,7 +11,7 @@ __device__ void take_given(const Machine& m, const Task& task, const float* give
       const u32 token = task.first * 8 + i;
       if (token >= m.header.vocab_limit) continue;
       const u64 at = static_cast<u64>(s) * m.launch.logit_stride + token;
-      best.add(given[at], is_finite(given[at]) ? token : FAILED_LOGITS);
+      best.add_value(given[at], token, FAILED_LOGITS);
       m.launch.logits[at] = given[at];
     }
     __syncwarp();

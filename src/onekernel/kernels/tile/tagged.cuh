@@ -13,13 +13,13 @@ __device__ __forceinline__ void publish(u64* word, u32 value, u32 tag) { store_r
 
 // Thread `thread` of THREADS takes its part of `pairs` pairs of words as soon as they carry `tag`, and calls keep(pair,
 // value, value) for each. UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes, is what
-// a hand-over costs. False: give up.
+// a hand-over costs. `words` begin at word `base` of the exchange. False: give up.
 template <u32 THREADS, u32 UNROLL, class Keep>
 __device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, u32 thread,
-                                           Keep keep) {
+                                           Keep keep, u32 base = 0) {
   for (u32 first = thread; first < pairs; first += THREADS * UNROLL) {
     Pair taken[UNROLL];
-    const bool ok = spin(watch, Wait::VALUE, 2 * first, tag, [&](u64& seen) {
+    const bool ok = spin(watch, Wait::VALUE, base + 2 * first, tag, [&](u64& seen) {
       bool ready = true;
 #pragma unroll
       for (u32 i = 0; i < UNROLL; i++)
