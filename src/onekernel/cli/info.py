@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--neurons", action="store_true", help="run the model on a text and show each layer's active neurons"
     )
-    parser.add_argument("--text", metavar="FILE", help="with --neurons: the text (-: standard input; default: a sample)")
+    parser.add_argument("--text", metavar="FILE", help="read by --neurons (default: a sample; -: standard input)")
     add_context(parser, "with --neurons: tokens that are read at most (default 512; 0: the model's maximum)")
     add_model(parser, running=False)
 
