@@ -206,8 +206,8 @@ FAULTS = {
     ),
     "missing wait for values": (
         "kernels/tile/product.cuh",
-        "if (low == want && high == want) continue;",
-        "if (low + high < 1000000) continue;",
+        "if (i >= count || tag == want) continue;",
+        "if (i >= count || tag < 1000000) continue;",
     ),
     "missing wait for an append": (
         "kernels/megakernel.cu",
@@ -224,8 +224,9 @@ def test_a_planted_fault_is_caught(case: Callable[..., Case], tmp_path: Path, na
     """Within a few orders the answer is another, or the kernel was stopped.
 
     To come too early for an append the loader must be a whole token ahead: few weights a CTA, and a ring that is large.
+    To come too early for a stage a phase must have more of them than the ring.
     """
-    ctas, stages = (9, 40) if "append" in name else (4, 6)
+    ctas, stages = {"missing wait for an append": (9, 40), "missing wait for a stage": (1, 4)}.get(name, (4, 6))
     it = case("llama", ctas)
     prompts = [prompt_of(it.config, 70)]
     good = it.run(it.megakernel(ShimKernel, stages=stages), prompts, 3)

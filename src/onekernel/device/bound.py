@@ -6,18 +6,19 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 
 from onekernel.device.driver import check
 from onekernel.device.kernel import Arg, Kernel
-from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.spec import KernelSpec, Param, Pointer, Scalar
 from onekernel.errors import DeviceError
 
 FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x"}
 SLOT_BYTES = 8
-"""Every argument lies in a slot of this size; the driver copies as many bytes as the kernel's parameter has."""
+"""An argument begins at a multiple of this; the driver copies as many bytes as the kernel's parameter has."""
 
 
 def changing_places(spec: KernelSpec, changing: Sequence[str]) -> list[int]:
@@ -29,6 +30,12 @@ def changing_places(spec: KernelSpec, changing: Sequence[str]) -> list[int]:
     return [numbers[name] for name in changing]
 
 
+def offsets(spec: KernelSpec) -> list[int]:
+    """Return where each of a kernel's arguments begins among the packed ones, in bytes."""
+    sizes = [struct.calcsize("<" + _format(param)) for param in spec.params]
+    return [0, *accumulate(sizes[:-1])] if sizes else []
+
+
 class ArgumentSlots:
     """Memory in which a kernel's arguments lie as the driver takes them."""
 
@@ -36,10 +43,10 @@ class ArgumentSlots:
         self._packer = struct.Struct("<" + "".join(_format(param) for param in spec.params))
         self.buffer = ctypes.create_string_buffer(self._packer.size + 1)
         first = ctypes.addressof(self.buffer)
-        self._pointers = (ctypes.c_void_p * len(spec.params))(*range(first, first + self._packer.size, SLOT_BYTES))
+        self._pointers = (ctypes.c_void_p * len(spec.params))(*(first + offset for offset in offsets(spec)))
         self.address = ctypes.addressof(self._pointers)
 
-    def fill(self, values: Sequence[int | float]) -> None:
+    def fill(self, values: Sequence[int | float | bytes]) -> None:
         """Put in every argument."""
         self._packer.pack_into(self.buffer, 0, *values)
 
@@ -54,7 +61,7 @@ class CudaBound:
         self,
         spec: KernelSpec,
         args: Sequence[Arg],
-        values: Sequence[int | float],
+        values: Sequence[int | float | bytes],
         changing: Sequence[str],
         function: Any,
         cuda: Any,
@@ -68,8 +75,9 @@ class CudaBound:
         self._slots = ArgumentSlots(spec)
         self._slots.fill(values)
         self._buffer, self._address = self._slots.buffer, self._slots.address
+        starts = offsets(spec)
         self._writers = [
-            (struct.Struct("<" + _format(spec.params[place])).pack_into, place * SLOT_BYTES)
+            (struct.Struct("<" + _format(spec.params[place])).pack_into, starts[place])
             for place in changing_places(spec, changing)
         ]
         self._configs: dict[int, Any] = {}
@@ -113,5 +121,7 @@ class CheckedBound:
         self._kernel.launch(grid, self._block, self._args, shared_bytes=self._shared_bytes)
 
 
-def _format(param: Pointer | Scalar) -> str:
-    return "Q" if isinstance(param, Pointer) else FORMATS[param.kind]
+def _format(param: Param) -> str:
+    if isinstance(param, Pointer):
+        return "Q"
+    return FORMATS[param.kind] if isinstance(param, Scalar) else f"{-(-param.size // SLOT_BYTES) * SLOT_BYTES}s"

@@ -17,7 +17,7 @@ from onekernel.device.driver import check, current, driver, is_current
 from onekernel.device.facts import DeviceFacts, facts
 from onekernel.device.kernel import Arg
 from onekernel.device.launch import LaunchShape, Prepared, check_resident, prepare
-from onekernel.device.spec import KernelSpec, Pointer
+from onekernel.device.spec import KernelSpec, Param, Pointer, Scalar
 from onekernel.device.support import OPERATOR_ARCHITECTURES, architecture, check_operator, check_supported
 from onekernel.errors import DeviceError
 
@@ -92,7 +92,7 @@ class CudaKernel:
         with current(self._context, self._cuda):
             return self._prepare(shape, 0).resident_ctas
 
-    def _start(self, shape: LaunchShape, stream: int, values: list[int | float]) -> None:
+    def _start(self, shape: LaunchShape, stream: int, values: list[int | float | bytes]) -> None:
         prepared = self._prepared.get((shape, stream))
         if prepared is None:
             prepared = self._prepared[shape, stream] = self._prepare_resident(shape, stream)
@@ -123,7 +123,7 @@ class CudaKernel:
 
     def _check_params(self, kernel: Any) -> None:
         """Compare `spec.params` with the compiled entry: a forgotten parameter would read past the arguments."""
-        expected = [8 if isinstance(param, Pointer) else _SIZES[param.kind] for param in self.spec.params]
+        expected = [_size(param) for param in self.spec.params]
         sizes: list[int] = []
         while len(sizes) <= len(expected):
             status, _, size = self._cuda.cuKernelGetParamInfo(kernel, len(sizes))
@@ -154,3 +154,9 @@ def load_operator(spec: KernelSpec, device: str = "cuda", cache: KernelCache | N
     check_operator(found)
     spec = replace(spec, arch=architecture(found, OPERATOR_ARCHITECTURES))
     return CudaKernel(spec, (cache or default_cache()).get(spec), found)
+
+
+def _size(param: Param) -> int:
+    if isinstance(param, Pointer):
+        return 8
+    return _SIZES[param.kind] if isinstance(param, Scalar) else param.size

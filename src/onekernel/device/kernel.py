@@ -9,7 +9,7 @@ import torch
 
 from onekernel.device.spec import KernelSpec
 
-Arg = torch.Tensor | int | float
+Arg = torch.Tensor | int | float | bytes
 
 
 class Kernel(Protocol):

@@ -19,7 +19,7 @@ from onekernel.device.arguments import bind
 from onekernel.device.bound import CheckedBound
 from onekernel.device.kernel import Arg
 from onekernel.device.shim_build import Build, build_kernel, is_program, sanitizer_environment
-from onekernel.device.spec import KernelSpec, Param, Pointer
+from onekernel.device.spec import KernelSpec, Param, Pointer, Scalar
 from onekernel.errors import DeviceError
 
 _TYPES: dict[str, Any] = {
@@ -107,8 +107,8 @@ class ShimKernel:
             )
         return library
 
-    def _call(self, config: _Config, values: Sequence[int | float]) -> str:
-        slots = [_type(param)(value) for param, value in zip(self.spec.params, values, strict=True)]
+    def _call(self, config: _Config, values: Sequence[int | float | bytes]) -> str:
+        slots = [_slot(param, value) for param, value in zip(self.spec.params, values, strict=True)]
         addresses = (ctypes.c_void_p * max(len(slots), 1))(*(ctypes.addressof(slot) for slot in slots))
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = self._library.shim_launch(  # type: ignore[union-attr]  # only called with a library
@@ -116,7 +116,7 @@ class ShimKernel:
         )
         return message.value.decode(errors="replace") or "failed without a message" if failed else ""
 
-    def _run(self, config: _Config, values: Sequence[int | float], args: Sequence[Arg]) -> str:
+    def _run(self, config: _Config, values: Sequence[int | float | bytes], args: Sequence[Arg]) -> str:
         with tempfile.TemporaryDirectory(prefix="onekernel-shim-") as folder:
             path = Path(folder) / "launch"
             buffers = _write_launch(path, config, self.spec, values, args)
@@ -127,7 +127,14 @@ class ShimKernel:
 
 
 def _type(param: Param) -> Any:
-    return ctypes.c_void_p if isinstance(param, Pointer) else _TYPES[param.kind]
+    if isinstance(param, Pointer):
+        return ctypes.c_void_p
+    return _TYPES[param.kind] if isinstance(param, Scalar) else ctypes.c_ubyte * param.size
+
+
+def _slot(param: Param, value: int | float | bytes) -> Any:
+    kind = _type(param)
+    return kind.from_buffer_copy(value) if isinstance(value, bytes) else kind(value)
 
 
 def _execute(command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -155,14 +162,16 @@ def _report(output: str) -> str:
 
 
 def _write_launch(
-    path: Path, config: _Config, spec: KernelSpec, values: Sequence[int | float], args: Sequence[Arg]
+    path: Path, config: _Config, spec: KernelSpec, values: Sequence[int | float | bytes], args: Sequence[Arg]
 ) -> list[torch.Tensor]:
     """Write what kernels/shim/program.h reads; returns the tensors whose bytes it writes back."""
     buffers: dict[int, tuple[int, torch.Tensor]] = {}
     with path.open("wb") as file:
         file.write(bytes(config) + struct.pack("<Q", len(values)))
         for index, (param, value, arg) in enumerate(zip(spec.params, values, args, strict=True)):
-            if not isinstance(arg, torch.Tensor):
+            if isinstance(arg, bytes):
+                file.write(struct.pack("<QQ", 3, len(arg)) + arg)
+            elif not isinstance(arg, torch.Tensor):
                 slot = bytes(_type(param)(value)).ljust(8, b"\0")
                 file.write(struct.pack("<Q", 0) + slot)
             elif arg.data_ptr() in buffers:

@@ -44,7 +44,18 @@ class Scalar:
     kind: Literal["i32", "u32", "i64", "u64", "f32"] = "i32"
 
 
-Param = Pointer | Scalar
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """A kernel parameter that takes a struct of `size` bytes by value, as `bytes`.
+
+    It lies in constant memory: reading a member costs an operand, not a trip to global memory.
+    """
+
+    name: str
+    size: int
+
+
+Param = Pointer | Scalar | Struct
 
 
 @dataclass(frozen=True, slots=True)

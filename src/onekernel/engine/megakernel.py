@@ -77,7 +77,7 @@ class Megakernel:
         sequences = plan.limits.sequences
         self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
         self.packed, self.cache = packed, cache
-        self._header = torch.frombuffer(bytearray(plan.header.tobytes()), dtype=torch.uint8).to(device)
+        self._header = plan.header.tobytes()
         self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
         self._slots = torch.zeros(MAX_LAUNCH_TOKENS, sequences, dtype=torch.int64, pin_memory=pinned)

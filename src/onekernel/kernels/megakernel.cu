@@ -198,13 +198,13 @@ __device__ __forceinline__ void compute(Machine& m) {
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
-    megakernel(const Header* header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
+    megakernel(const __grid_constant__ Header header, const Task* tasks, const u8* weights, const float* constants, u8* pages,
                const u32* page_table, u64* exchange, const u32* first_tokens, const u32* positions, const u32* stop_ids,
                u32 stop_count, u32 limit, u64* slots, const u32* cancel, float* logits, u32 logit_stride, u32 stop_after,
                u32 short_window, u32 long_window, u32 long_phase, u32 deep_window, u32 deep_phase, u32 deep_from, u32 lead, u32 pace, u64* trace, u32 trace_room, u32 trace_token, u32 mode,
                const Sampling* sampling, u32* counts, const float* bias, const u32* allowed, float* scores, u64* choice,
                u64* reports, u32* abort, u64* records, u32 max_turns) {
-  const Launch launch{header,    weights,    constants, pages, page_table, exchange, first_tokens,
+  const Launch launch{&header,   weights,    constants, pages, page_table, exchange, first_tokens,
                       positions, stop_ids,   stop_count, limit, slots,      cancel,   logits,
                       logit_stride, stop_after, {short_window, long_window, long_phase, deep_window, deep_phase, deep_from, lead, pace}, {trace, trace_room, trace_token},
                       {mode, sampling, counts, bias, allowed, scores, choice, reports}};
@@ -212,20 +212,20 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
   Shared shared;
-  shared.x_at = Shared::TASKS + header->phases * static_cast<u32>(sizeof(Task));
-  shared.partial_at = shared.x_at + SEQUENCES * header->max_inputs * 2;
-  const u32 sums = max(MK_WARPS * SEQUENCES * header->max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
+  shared.x_at = Shared::TASKS + header.phases * static_cast<u32>(sizeof(Task));
+  shared.partial_at = shared.x_at + SEQUENCES * header.max_inputs * 2;
+  const u32 sums = max(PART_SLOTS * SEQUENCES * header.max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
   shared.residual_at = shared.partial_at + round_up(sums, 4) * 4;
   if (threadIdx.x == 0) {
     ring.init();
     shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = shared.words()[WORD_STOPPED] = 0;
   }
-  const u64* from = reinterpret_cast<const u64*>(tasks + static_cast<u64>(blockIdx.x) * header->phases);
-  for (u32 i = threadIdx.x; i < header->phases * (sizeof(Task) / 8); i += blockDim.x)
+  const u64* from = reinterpret_cast<const u64*>(tasks + static_cast<u64>(blockIdx.x) * header.phases);
+  for (u32 i = threadIdx.x; i < header.phases * (sizeof(Task) / 8); i += blockDim.x)
     reinterpret_cast<u64*>(shared.tasks())[i] = from[i];
   __syncthreads();
   if (warp_index() < MK_WARPS) {
-    Machine machine{launch, *header, watch, shared, ring, {}, 0, 0, {}};
+    Machine machine{launch, header, watch, shared, ring, {}, 0, 0, {}};
     compute(machine);
   } else if (lane_index() == 0) {
     Loader loader{launch, watch, shared.words(), {ring, short_window, {}, {}}, {}};

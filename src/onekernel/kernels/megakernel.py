@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onekernel.config import ModelConfig
-from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.spec import KernelSpec, Pointer, Scalar, Struct
 from onekernel.device.watch import PARAMS as WATCH_PARAMS
+
+HEADER_BYTES = 176
+"""Of the plan's header, `plan.abi.HEADER`."""
 
 _ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}
 
@@ -89,7 +92,7 @@ class MegakernelShape:
             },
             arch=arch,
             params=(
-                Pointer("header", "uint8", ("header_bytes",)),
+                Struct("header", HEADER_BYTES),
                 Pointer("tasks", "uint8", ("task_bytes",)),
                 Pointer("weights", "uint8", ("weight_bytes",)),
                 Pointer("constants", "float32", ("floats",)),

@@ -128,7 +128,7 @@ def shared_layout(
         )
         most_rows, quantised_bytes = fewest_rows, _WARP_BYTES * limits.consumer_warps + 4 * floats
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
-        parts = max(limits.consumer_warps * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
+        parts = max(round_up(limits.consumer_warps, 4) * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
         sizes = (
             round_up(limits.sequences * head_dim, 4) * 4,
             round_up((group + 2) * head_dim, 4) * 4,

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from onekernel.device.arguments import bind
+from onekernel.device.bound import ArgumentSlots, offsets
 from onekernel.device.kernel import Arg
-from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.spec import KernelSpec, Pointer, Scalar, Struct
 from onekernel.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -20,6 +21,7 @@ SPEC = KernelSpec(
         Scalar("rows"),
         Scalar("scale", "f32"),
         Pointer("tokens", "int64", (4,), pinned=True, align_bytes=8),
+        Struct("limits", 12),
     ),
 )
 
@@ -31,16 +33,18 @@ def args(**changes: Arg) -> list[Arg]:
         "rows": 8,
         "scale": 2.0,
         "tokens": torch.zeros(4, dtype=torch.int64),
+        "limits": bytes(range(12)),
     }
     return list((good | changes).values())
 
 
 def test_good_arguments_become_addresses_and_numbers() -> None:
     given = args(scale=3)
-    weights, x, rows, scale, tokens = bind(SPEC, CPU, given)
+    weights, x, rows, scale, tokens, limits = bind(SPEC, CPU, given)
     assert [weights, x, tokens] == [given[i].data_ptr() for i in (0, 1, 4)]  # type: ignore[union-attr]
     assert rows == 8
     assert scale == 3.0
+    assert limits == bytes(range(12))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +63,8 @@ def test_good_arguments_become_addresses_and_numbers() -> None:
         ({"rows": 2**31}, "rows of kernel k is 2147483648; it must be an int from .* to 2147483647"),
         ({"scale": "1"}, "scale of kernel k is '1'; it must be a float"),
         ({"tokens": torch.zeros(5, dtype=torch.int64)}, r"tokens of kernel k has shape \(5,\), but the kernel takes 4"),
+        ({"limits": bytes(8)}, "limits of kernel k has 8 bytes; the kernel's struct has 12"),
+        ({"limits": torch.zeros(12)}, "limits of kernel k is Tensor; it must be the bytes of a struct"),
     ],
 )
 def test_each_mistake_is_named(changes: dict[str, Arg], message: str) -> None:
@@ -67,7 +73,9 @@ def test_each_mistake_is_named(changes: dict[str, Arg], message: str) -> None:
 
 
 def test_the_count_is_checked() -> None:
-    with pytest.raises(DeviceError, match=r"kernel k takes 5 arguments \(weights, x, rows, scale, tokens\), not 4"):
+    with pytest.raises(
+        DeviceError, match=r"kernel k takes 6 arguments \(weights, x, rows, scale, tokens, limits\), not 4"
+    ):
         bind(SPEC, CPU, args()[:4])
 
 
@@ -75,3 +83,14 @@ def test_an_unknown_dtype_in_a_spec_is_named() -> None:
     spec = KernelSpec("k.cu", "k", params=(Pointer("x", "bf16", (1,)),))
     with pytest.raises(DeviceError, match="'bf16' is not a torch dtype"):
         bind(spec, CPU, [torch.zeros(1)])
+
+
+def test_arguments_are_packed_at_multiples_of_eight_bytes() -> None:
+    params = (Scalar("a", "u32"), Struct("s", 12), Scalar("b", "f32"))
+    spec = KernelSpec("k.cu", "k", params=params)
+    slots = ArgumentSlots(spec)
+    slots.fill([7, bytes(range(1, 13)), 1.0])
+    assert offsets(spec) == [0, 8, 24]
+    assert bytes(slots.buffer[:28]) == (
+        (7).to_bytes(8, "little") + bytes(range(1, 13)) + bytes(4) + b"\x00\x00\x80\x3f"
+    )

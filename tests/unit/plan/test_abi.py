@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onekernel
+from onekernel.kernels.megakernel import HEADER_BYTES
 from onekernel.plan.abi import HEADER, RECORDS, TASK, header_text
 
 
@@ -23,4 +24,5 @@ def test_records_have_no_padding_and_natural_alignment() -> None:
             end += kind.itemsize
         assert record.dtype.itemsize == end and end % 8 == 0
     assert TASK.dtype.itemsize == 64, "tasks are copied in words of 8 bytes, one after another"
+    assert HEADER.dtype.itemsize == HEADER_BYTES
     assert len(HEADER.fields) == len({field.name for field in HEADER.fields})

@@ -10,6 +10,7 @@
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __grid_constant__
 
 #define threadIdx (::shim::thread_index())
 #define blockIdx (::shim::block_index())

@@ -2,9 +2,9 @@
 // A program of its own, because sanitizers want to be there from the start of a process; and every buffer is a heap
 // block of exactly its size, so AddressSanitizer sees an access past the end of any of them.
 //
-// In: Config, number of arguments, then for each a kind and its content: 0, 8 bytes of value; 1, size, bytes; 2, the
-// index of an earlier argument with the same buffer. All numbers have 8 bytes. Out: failed, message, the buffers of
-// kind 1.
+// In: Config, number of arguments, then for each a kind and its content: 0, 8 bytes of value; 1, size, bytes of a
+// buffer; 2, the index of an earlier argument with the same buffer; 3, size, bytes of a struct. All numbers have 8 bytes.
+// Out: failed, message, the buffers of kind 1.
 #pragma once
 
 namespace shim {
@@ -37,13 +37,15 @@ int main(int, char** argv) {
   std::vector<void*> pointers;
   for (auto& argument : arguments) {
     shim::read_all(file, &argument, 16);
-    if (argument.kind == 1) {
+    if (argument.kind == 1 || argument.kind == 3) {
       argument.buffer = static_cast<unsigned char*>(malloc(argument.value));  // aligned to 16 bytes
       shim::read_all(file, argument.buffer, argument.value);
     } else if (argument.kind == 2) {
       argument.buffer = arguments[argument.value].buffer;
     }
-    pointers.push_back(argument.kind == 0 ? static_cast<void*>(&argument.value) : &argument.buffer);
+    pointers.push_back(argument.kind == 0   ? static_cast<void*>(&argument.value)
+                       : argument.kind == 3 ? static_cast<void*>(argument.buffer)
+                                            : &argument.buffer);
   }
   char message[1024] = "";
   shim::u64 failed = static_cast<shim::u64>(shim_launch(&config, pointers.data(), message, sizeof message));
@@ -51,9 +53,8 @@ int main(int, char** argv) {
   shim::write_all(file, &failed, sizeof failed);
   shim::write_all(file, message, sizeof message);
   for (auto& argument : arguments) {
-    if (argument.kind != 1) continue;
-    shim::write_all(file, argument.buffer, argument.value);
-    free(argument.buffer);
+    if (argument.kind == 1) shim::write_all(file, argument.buffer, argument.value);
+    if (argument.kind == 1 || argument.kind == 3) free(argument.buffer);
   }
   return fclose(file);
 }

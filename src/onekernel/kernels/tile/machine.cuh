@@ -99,7 +99,7 @@ struct Shared {
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
   // (SEQUENCES, max_inputs / 2): pairs of bf16.
   __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
-  // (MK_WARPS, SEQUENCES, max_rows) sums over a part of K; in attention and in the choice: their scratch.
+  // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; in attention and in the choice: their scratch.
   __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
   __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }

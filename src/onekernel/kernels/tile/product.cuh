@@ -17,54 +17,77 @@ __device__ __forceinline__ void store_pair(u32* x, u32 index, u32 first, u32 sec
   to[SEQUENCES == 1 ? 4 : 1] = second;
 }
 
+// The tag that keeps a pair from being taken: of the words that do not carry `want`, the second one's; `want` if both do.
+__device__ __forceinline__ u32 other_tag(const Pair& pair, u32 want) {
+  const u32 low = static_cast<u32>(pair.first >> 32), high = static_cast<u32>(pair.second >> 32);
+  return high == want ? low : high;
+}
+
+// Waits for UNROLL pairs of words a thread, and keeps their values in shared.x() as bf16, multiplied by the norm's weights
+// if NORMED; adds their squares to `squares` then. A word that has come is not asked for again: what a hand-over costs is
+// round trips, and asking delays the weights.
+template <bool NORMED, u32 UNROLL>
+__device__ __forceinline__ bool take_some(const Machine& m, const float* norm, const Pair* words, u32* x, u32 first, u32 pairs, u32 want, u32 id,
+                                          float& squares) {
+  float4 scale[NORMED ? UNROLL : 1];
+  Pair taken[UNROLL] = {};
+  const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
+#pragma unroll
+  for (u32 i = 0; i < UNROLL; i++)
+    if (NORMED && i < count) scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
+  const bool ok = spin(m.watch, Wait::VALUE, id + 2 * first, want, [&](u64& seen) {
+    bool ready = true;
+#pragma unroll
+    for (u32 i = 0; i < UNROLL; i++)
+      if (i < count && other_tag(taken[i], want) != want) taken[i] = load_relaxed_gpu(words + first + i * CONSUMERS);
+#pragma unroll
+    for (u32 i = 0; i < UNROLL; i++) {
+      const u32 tag = other_tag(taken[i], want);
+      if (i >= count || tag == want) continue;
+      ready = false;
+      seen = tag;
+    }
+    return ready;
+  });
+  if (!ok) return false;
+#pragma unroll
+  for (u32 i = 0; i < UNROLL; i++) {
+    if (i >= count) continue;
+    u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
+    if (NORMED) {
+      const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
+      squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+      a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
+      b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
+    }
+    store_pair(x, first + i * CONSUMERS, a, b);
+  }
+  return true;
+}
+
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
 // and leaves each warp's sum of squares in shared.sums(). All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
-  constexpr u32 UNROLL = 2;  // pairs that a thread waits for at once: a round trip each would cost more
+  // Pairs that a thread waits for at once. Without a norm's weights there are registers for more, and inputs are wider.
+  constexpr u32 NORMED_UNROLL = 2, UNROLL = 8;
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
   bool ok = true;
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + task.in_word + s * stride);
+    const u32 id = task.in_word + s * stride;
+    const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + id);
     u32* x = m.shared.x() + s * (m.header.max_inputs / 2);
     float squares = 0;
+    // Whoever gives up goes on to the shuffles below, where the warp's other lanes expect it.
+    if (norm != nullptr) {
 #pragma unroll 1
-    for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * UNROLL) {
-      float4 scale[UNROLL];
-#pragma unroll
-      for (u32 i = 0; i < UNROLL; i++)
-        if (norm != nullptr && first + i * CONSUMERS < pairs)
-          scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
-      Pair taken[UNROLL];
-      ok = spin(m.watch, Wait::VALUE, task.in_word + s * stride + 2 * first, want, [&](u64& seen) {
-        bool ready = true;
-#pragma unroll
-        for (u32 i = 0; i < UNROLL; i++)
-          if (first + i * CONSUMERS < pairs) taken[i] = load_relaxed_gpu(words + first + i * CONSUMERS);
-#pragma unroll
-        for (u32 i = 0; i < UNROLL; i++) {
-          if (first + i * CONSUMERS >= pairs) continue;
-          const u32 low = static_cast<u32>(taken[i].first >> 32), high = static_cast<u32>(taken[i].second >> 32);
-          if (low == want && high == want) continue;
-          ready = false;
-          seen = low == want ? high : low;
-        }
-        return ready;
-      });
-      if (!ok) break;  // to the shuffles below, where the warp's other lanes expect this one
-#pragma unroll
-      for (u32 i = 0; i < UNROLL; i++) {
-        if (first + i * CONSUMERS >= pairs) continue;
-        u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
-        if (norm != nullptr) {
-          const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
-          squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
-          a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
-          b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
-        }
-        store_pair(x, first + i * CONSUMERS, a, b);
-      }
+      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * NORMED_UNROLL)
+        ok = take_some<true, NORMED_UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
+    } else {
+#pragma unroll 1
+      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * UNROLL)
+        ok = take_some<false, UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
     }
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
@@ -84,7 +107,7 @@ __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task,
   float sum = 0;
 #pragma unroll
   for (u32 w = 0; w < MK_WARPS / 4; w++) sum += (sums[w].x + sums[w].y) + (sums[w].z + sums[w].w);
-  return rsqrtf(sum / static_cast<float>(m.header.hidden) + m.header.eps);
+  return rsqrtf(__fdividef(sum, static_cast<float>(m.header.hidden)) + m.header.eps);
 }
 
 // The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
@@ -98,8 +121,17 @@ __device__ __forceinline__ bool in_pairs(u32 k_units) { return CAN_PAIR && k_uni
 // Parts that K is cut into, before they are given to warp after warp.
 __device__ __forceinline__ u32 k_parts(u32 k_units) { return in_pairs(k_units) ? k_units / 2 : k_units; }
 
-// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts in
-// shared.partial: (MK_WARPS, row_tiles * tile rows). A meeting follows.
+// Where in shared.partial() the part of a row lies that is number `part` modulo MK_WARPS: (rows, PART_SLOTS). A thread reads
+// the parts of its row 4 at a time; these quarters are permuted so that 8 neighbouring rows have theirs in different banks.
+constexpr u32 PART_SLOTS = round_up(MK_WARPS, 4), PART_CHUNKS = PART_SLOTS / 4;
+__device__ __forceinline__ u32 part_chunk(u32 row, u32 chunk) {
+  constexpr bool PERMUTED = (PART_CHUNKS & (PART_CHUNKS - 1)) == 0;
+  return row * PART_SLOTS + (PERMUTED ? chunk ^ row * PART_SLOTS / WARP % PART_CHUNKS : chunk) * 4;
+}
+__device__ __forceinline__ u32 part_at(u32 row, u32 part) { return part_chunk(row, part / 4) + part % 4; }
+
+// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts of
+// each row in shared.partial(). A meeting follows.
 //
 // The 16 bytes that a lane loads are a whole A fragment: the unit's 8 rows with half of their columns take A's rows 0 to
 // 7, and the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
@@ -115,18 +147,19 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
   const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
   const u8* mine = m.ring.stages + warp * UNIT_BYTES + lane * sizeof(uint4);
   const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
-  float* sums = m.shared.partial() + warp * row_tiles * ROWS + row;
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
   u32 k = warp;                 // of the warp's next unit in its row tile
+  u32 sums_row = row;           // of which the lane may have the sum
   u32 left = row_tiles;
 #pragma unroll 1
   while (left > 0) {
     if (k >= k_units) {
       k -= k_units;
-      sums += ROWS;
+      sums_row += ROWS;
       left--;
       continue;
     }
+    float* const sums = m.shared.partial() + part_at(sums_row, k);
     float even[4] = {}, odd[4] = {};
 #pragma unroll 1
     for (; k + MK_WARPS < k_units; k += 2 * MK_WARPS) {
@@ -182,22 +215,23 @@ __device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_
   const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
   const u8* mine = m.ring.stages + warp % HALF * (2 * UNIT_BYTES) + lane * sizeof(uint4);
   const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
-  float* sums = m.shared.partial() + warp * row_tiles * ROWS + row;
   const u32 stages = (row_tiles * k_pairs + HALF - 1) / HALF;
   u32 to_take = (stages + 1 - warp / HALF) / 2;  // stages of this half
   MegaCursor at = m.at;
   if (warp >= HALF) at.advance();
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
   u32 k = warp;                 // of the warp's next pair in its row tile
+  u32 sums_row = row;           // of which the lane may have the sum
   u32 left = row_tiles;
 #pragma unroll 1
   while (left > 0) {
     if (k >= k_pairs) {
       k -= k_pairs;
-      sums += ROWS;
+      sums_row += ROWS;
       left--;
       continue;
     }
+    float* const sums = m.shared.partial() + part_at(sums_row, k);
     float even[4] = {}, odd[4] = {};
 #pragma unroll 1
     for (; k < k_pairs; k += MK_WARPS) {
@@ -239,7 +273,7 @@ struct Place {
   }
 };
 
-// The same for eight sequences: (MK_WARPS, SEQUENCES, row_tiles * tile rows). The weights are B here, so that a row of A can be
+// The same for eight sequences: (SEQUENCES, rows, PART_SLOTS). The weights are B here, so that a row of A can be
 // a sequence; with 4-row units rows 8 to 15 are the sequences' second 64 columns, whose sums stand at columns 4 to 7.
 template <bool ROWS_4>
 __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
@@ -248,6 +282,7 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
   const u32 units = row_tiles * k_units, rows = row_tiles * ROWS;
   const u32* x = m.shared.x() + sequence * (m.header.max_inputs / 2) + quarter * 8;
   Place place{warp / k_units, warp % k_units};
+  u32 part = place.k;  // with which the sums begin
   float even[4] = {}, odd[4] = {};
 #pragma unroll 1
   for (u32 first = warp; first < units + warp; first += STAGE_UNITS, m.at.advance()) {
@@ -277,8 +312,12 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
       sum[0] += shuffle_xor(sum[2], 2);
       sum[1] += shuffle_xor(sum[3], 2);
     }
-    if (quarter < ROWS / 2)
-      *reinterpret_cast<float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows + here.row_tile * ROWS + quarter * 2) = make_float2(sum[0], sum[1]);
+    if (quarter < ROWS / 2) {
+      const u32 row = sequence * rows + here.row_tile * ROWS + quarter * 2;
+      m.shared.partial()[part_at(row, part)] = sum[0];
+      m.shared.partial()[part_at(row + 1, part)] = sum[1];
+    }
+    part = place.k;
   }
   return ok;
 }
@@ -295,17 +334,15 @@ struct Rows {
   u32 first, count, k_units, tile_shift;
 };
 
-// The sums of rows `row` and `row` + 1 of a sequence over all parts, in the order of K.
-__device__ __forceinline__ float2 sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
-  float2 sum = make_float2(0, 0);
-  const u32 parts = k_parts(rows.k_units);
-  u32 warp = (row >> rows.tile_shift) * parts % MK_WARPS;  // that had the row tile's first part
-#pragma unroll 4
-  for (u32 part = 0; part < min(parts, static_cast<u32>(MK_WARPS)); part++) {
-    const float2 v = *reinterpret_cast<const float2*>(m.shared.partial() + (warp * SEQUENCES + sequence) * rows.count + row);
-    sum.x += v.x;
-    sum.y += v.y;
-    warp = warp + 1 == MK_WARPS ? 0 : warp + 1;
+// The sum of a row of a sequence over all parts.
+__device__ __forceinline__ float sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
+  const u32 parts = min(k_parts(rows.k_units), static_cast<u32>(MK_WARPS)), at = sequence * rows.count + row;
+  float sum = 0;
+#pragma unroll
+  for (u32 c = 0; c < PART_CHUNKS; c++) {
+    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
+    const u32 first = 4 * c;
+    sum += ((first < parts ? v.x : 0) + (first + 1 < parts ? v.y : 0)) + ((first + 2 < parts ? v.z : 0) + (first + 3 < parts ? v.w : 0));
   }
   return sum;
 }
@@ -318,20 +355,18 @@ __device__ __forceinline__ float2 add_bias(const Machine& m, const Task& task, f
 }
 
 // Calls give(sequence, row, value) for each pair of neighbouring rows, with the pair's results: normalised, and with bias.
-// Whole warps call it, also for a pair that does not exist: then `row` is rows.count.
+// Whole warps call it: lane by lane for the rows, and for an odd one, or one that does not exist, `row` is rows.count.
 template <class Give>
 __device__ __forceinline__ void for_row_pairs(const Machine& m, const Task& task, const Rows& rows, Give give) {
-  const u32 pairs = rows.count / 2;
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i - lane_index() < pairs * SEQUENCES; i += CONSUMERS) {
-    const u32 sequence = SEQUENCES == 1 ? 0 : min(i / pairs, SEQUENCES - 1), row = min((i - sequence * pairs) * 2, rows.count);
-    float2 value = make_float2(0, 0);
-    if (row < rows.count) {
-      const float factor = norm_factor(m, task, sequence);
-      value = sum_parts(m, rows, sequence, row);
-      value = add_bias(m, task, make_float2(value.x * factor, value.y * factor), rows.first + row);
-    }
-    give(sequence, row, value);
+  for (u32 i = threadIdx.x; i - lane_index() < rows.count * SEQUENCES; i += CONSUMERS) {
+    const u32 sequence = SEQUENCES == 1 ? 0 : min(i / rows.count, SEQUENCES - 1), row = min(i - sequence * rows.count, rows.count);
+    float value = 0;
+    if (row < rows.count) value = sum_parts(m, rows, sequence, row) * norm_factor(m, task, sequence);
+    float2 pair = make_float2(value, shuffle_down(value, 1));
+    const bool even = row < rows.count && row % 2 == 0;
+    if (even) pair = add_bias(m, task, pair, rows.first + row);
+    give(sequence, even ? row : rows.count, pair);
   }
 }
 

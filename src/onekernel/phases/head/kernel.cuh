@@ -59,7 +59,7 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
     Best best = warp_bests(m, s)[warp_index()];
 #pragma unroll 1
     for (u32 row = threadIdx.x * 2; row < rows.count; row += CONSUMERS * 2) {
-      const float2 sum = HEAD_INT8 ? quantised_pair<true>(m, rows, row) : sum_parts(m, rows, s, row);
+      const float2 sum = HEAD_INT8 ? quantised_pair<true>(m, rows, row) : make_float2(sum_parts(m, rows, s, row), sum_parts(m, rows, s, row + 1));
       const float logits[2] = {sum.x * factor, sum.y * factor};
 #pragma unroll
       for (u32 i = 0; i < 2; i++) {
