@@ -189,53 +189,58 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
   return ok;
 }
 
-// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps.
+// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps. The sum
+// of a row tile is stored while weights of the next are on their way from shared memory.
 template <bool ROWS_4>
 __device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_pairs, bool ok) {
   constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8, HALF = MK_WARPS / 2;
-  const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
+  constexpr u32 NOTHING = ~0u;
+  const u32 lane = kept(lane_index()), warp = kept(warp_index()), pairs = row_tiles * k_pairs;
   const u8* mine = m.ring.stages + warp % HALF * (2 * UNIT_BYTES) + lane * sizeof(uint4);
-  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
-  const u32 stages = (row_tiles * k_pairs + HALF - 1) / HALF;
+  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+  const u32 stages = (pairs + HALF - 1) / HALF;
   u32 to_take = (stages + 1 - warp / HALF) / 2;  // stages of this half
   MegaCursor at = m.at;
   if (warp >= HALF) at.advance();
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
-  u32 k = warp;                 // of the warp's next pair in its row tile
-  u32 sums_row = row;           // of which the lane may have the sum
-  u32 left = row_tiles;
-#pragma unroll 1
-  while (left > 0) {
-    if (k >= k_pairs) {
-      k -= k_pairs;
-      sums_row += ROWS;
-      left--;
-      continue;
-    }
-    float* const sums = m.shared.partial() + part_at(sums_row, k);
-    float even[4] = {}, odd[4] = {};
-#pragma unroll 1
-    for (; k < k_pairs; k += MK_WARPS) {
-      ok = ok && m.take(at);
-      const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
-      const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
-      if (lane < UNIT_LANES) {
-        x_first = x[2 * k * UNIT_CHUNKS];
-        x_second = x[(2 * k + 1) * UNIT_CHUNKS];
-      }
-      m.ring.free(at, ok, 2);
-      at.advance();
-      at.advance();
-      to_take--;
-      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
-      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
-      mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
-      mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
-    }
+  u32 k = warp, row = lane / 4;  // of the warp's next pair in its row tile; of which the lane may have the sum
+  for (; k >= k_pairs; row += ROWS) k -= k_pairs;
+  u32 first = k;           // of the warp's pairs in this row tile
+  u32 finished = NOTHING;  // where the sum of the last row tile belongs
+  float even[4] = {}, odd[4] = {};
+  const auto store = [&] {
     float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
     if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
-    if (lane % 4 == 0 && row < ROWS) *sums = sum;
+    if (lane % 4 == 0 && lane / 4 < ROWS) m.shared.partial()[finished] = sum;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) even[i] = odd[i] = 0;
+    finished = NOTHING;
+  };
+#pragma unroll 1
+  for (u32 i = warp; i < pairs; i += MK_WARPS) {
+    ok = ok && m.take(at);
+    const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
+    const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
+    if (lane < UNIT_LANES) {
+      x_first = x[2 * k * UNIT_CHUNKS];
+      x_second = x[(2 * k + 1) * UNIT_CHUNKS];
+    }
+    if (finished != NOTHING) store();
+    m.ring.free(at, ok, 2);
+    at.advance();
+    at.advance();
+    to_take--;
+    mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
+    mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
+    mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
+    mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
+    k += MK_WARPS;
+    if (k < k_pairs) continue;
+    finished = part_at(row, first);
+    for (; k >= k_pairs; row += ROWS) k -= k_pairs;
+    first = k;
   }
+  if (finished != NOTHING) store();
   if (to_take > 0) {  // the last stage, in which only others have pairs
     ok = ok && m.take(at);
     m.ring.free(at, ok, 2);
@@ -321,9 +326,12 @@ __device__ __forceinline__ float sum_parts(const Machine& m, const Rows& rows, u
   float sum = 0;
 #pragma unroll
   for (u32 c = 0; c < PART_CHUNKS; c++) {
-    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
     const u32 first = 4 * c;
-    sum += ((first < parts ? v.x : 0) + (first + 1 < parts ? v.y : 0)) + ((first + 2 < parts ? v.z : 0) + (first + 3 < parts ? v.w : 0));
+    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
+    if (first + 4 <= parts)
+      sum += (v.x + v.y) + (v.z + v.w);
+    else if (first < parts)
+      sum += (v.x + (first + 1 < parts ? v.y : 0)) + (first + 2 < parts ? v.z : 0);
   }
   return sum;
 }
