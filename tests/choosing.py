@@ -168,7 +168,7 @@ class Chooser:
         if pinned:
             torch.cuda.synchronize(self.device)
         watch.check("choosing")
-        arrived = buffers._words[:, CHOICE_FIXED_WORDS + 94 :: CHOICE_CTA_WORDS]
+        arrived = buffers._words[:, CHOICE_FIXED_WORDS + 50 :: CHOICE_CTA_WORDS]
         self.spread = bool((arrived != 0).any())
         return [[_slot(slots, buffers, i, s) for i in range(tokens) if int(slots[i, s])] for s in range(sequences)]
 
