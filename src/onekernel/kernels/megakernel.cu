@@ -26,6 +26,7 @@ struct Loader {
   const Launch& launch;
   const Watch& watch;
   const u32* words;  // SharedWord
+  KvSplit* splits;     // (SEQUENCES): of the token that is loaded
   Producer<MK_STAGES, STAGE_BYTES, MK_WARPS> producer;
   Trace<TRACED> trace;
   const u8 *next = nullptr, *end = nullptr;  // of the phase's weights: behind the stage to be filled, and behind the last
@@ -108,16 +109,27 @@ struct Loader {
     if (task.count > 0 && !appended(token, task.layer)) return false;
     producer.window = launch.windows.short_window;
     end = next = ahead;
-    for (u32 s = 0; s < SEQUENCES; s++) {
-      for (u32 i = 0; i < task.count; i++) {
-        const u32 head = task.first + i * task.stride, position = launch.positions[s] + token;
-        const bool ok = cached_pieces(*launch.header, task.member, position, [&](u32 page, u32 first, u32 tokens) {
-          const u8* keys = launch.pages + page_offset(launch, task.layer, head, s, page) + first * HEAD_DIM * 2;
-          const u32 bytes = round_up(tokens, 8) * HEAD_DIM * 2;  // a multiple of 16, still inside the page
-          return fill(keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES);
-        });
-        if (!ok) return false;
-      }
+    for (u32 s = 0; s < SEQUENCES; s++)
+      for (u32 i = 0; i < task.count; i++)
+        if (!cache(task, s, task.first + i * task.stride)) return false;
+    return true;
+  }
+
+  // The earlier keys and values of one head that are this member's.
+  __device__ __forceinline__ bool cache(const Task& task, u32 sequence, u32 head) {
+    const u32 cached = splits[sequence].cached(*launch.header, task.member), block_pages = launch.header->block_pages;
+    u32 page = task.member * block_pages, pages = block_pages, first = 0;  // pages left in the block, first token in the page
+    for (u32 done = 0; done < cached; done += PIECE_TOKENS) {
+      const u8* keys = launch.pages + page_offset(launch, task.layer, head, sequence, page) + first * HEAD_DIM * 2;
+      const u32 bytes = round_up(min(PIECE_TOKENS, cached - done), 8) * HEAD_DIM * 2;  // a multiple of 16, inside the page
+      if (!fill(keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES)) return false;
+      first += PIECE_TOKENS;
+      if (first < PAGE_TOKENS) continue;
+      first = 0;
+      page++;
+      if (--pages > 0) continue;
+      page += (launch.header->members - 1) * block_pages;
+      pages = block_pages;
     }
     return true;
   }
@@ -127,6 +139,7 @@ struct Loader {
     trace.begin(launch.trace, 1);
     for (u32 token = 0; ok && token < launch.limit; token++) {
       trace.at_token(launch.trace, token);
+      for (u32 s = 0; s < SEQUENCES; s++) splits[s] = KvSplit::of(*launch.header, launch.positions[s] + token);
       for (u32 p = 0; ok && p < launch.header->phases && p <= launch.stop_after; p++) {
         const Task& task = tasks[p];
         if (task.kind == static_cast<u32>(Kind::ATTENTION)) ok = attention(task, token);
@@ -228,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     Machine machine{launch, header, watch, shared, ring, {}, 0, 0, {}};
     compute(machine);
   } else if (lane_index() == 0) {
-    Loader loader{launch, watch, shared.words(), {ring, short_window, {}, {}}, {}};
+    Loader loader{launch, watch, shared.words(), shared.splits() + SEQUENCES, {ring, short_window, {}, {}}, {}};
     loader.run(shared.tasks());
   }
 }

@@ -1,7 +1,7 @@
 """How the cache of one KV head is shared out: the one rule that plan, interpreter and kernel follow.
 
 A block of `block_pages` pages belongs to one member for ever, which appends to it and reads it: keys written by one CTA
-and copied by another would need an ordering that tagged words do not give. `tile/machine.cuh` holds the same functions.
+and copied by another would need an ordering that tagged words do not give. `KvSplit` in `tile/machine.cuh` follows it.
 """
 
 from __future__ import annotations

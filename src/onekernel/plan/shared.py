@@ -15,6 +15,8 @@ MIN_STAGES = 4
 """Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
 
 _BARRIER_BYTES = 16
+_SPLIT_BYTES = 2 * 16
+"""Of each sequence: how its cache is shared out for the token that is computed, and for the one that is loaded."""
 _WARP_BYTES = 16
 """Of each warp, with quantised products: a double of squares, the largest value, the sum of its int8 values."""
 _SMALLEST_GROUP = 64
@@ -36,6 +38,8 @@ class SharedLayout:
     """(sequences, consumer_warps) float32."""
     words: int
     """Words between threads: leave, appended, stopped, tokens, then each warp's best logit and its token."""
+    splits: int
+    """(2, sequences, 4): how the cache is shared out among the members of a KV head."""
     tasks: int
     """The CTA's task records."""
     x: int
@@ -134,6 +138,7 @@ def shared_layout(
             round_up((group + 2) * head_dim, 4) * 4,
             round_up(limits.sequences * limits.consumer_warps, 4) * 4,
             round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
+            _SPLIT_BYTES * limits.sequences,
             phases * TASK.dtype.itemsize,
             limits.sequences * max_inputs * 2,
             round_up(parts, 4) * 4,
@@ -152,9 +157,9 @@ def shared_layout(
             "smaller model"
         )
     ring = stages * (limits.stage_bytes + _BARRIER_BYTES)
-    rope, heads, sums, words, tasks, x, partial, residual, after, neurons, total = itertools.accumulate(
+    rope, heads, sums, words, splits, tasks, x, partial, residual, after, neurons, total = itertools.accumulate(
         sizes, initial=ring
     )
     return SharedLayout(
-        stages, ring, rope, heads, sums, words, tasks, x, partial, residual, after, neurons, total, max_rows
+        stages, ring, rope, heads, sums, words, splits, tasks, x, partial, residual, after, neurons, total, max_rows
     )

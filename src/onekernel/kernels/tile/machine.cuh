@@ -74,13 +74,36 @@ __host__ __device__ constexpr u32 round_up(u32 value, u32 step) { return (value 
 
 enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_STOPPED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
 
+// How the cache of a sequence is shared out for its next token. Block b of `block_pages` pages belongs to member b %
+// members for ever, so it is appended and read by one CTA. Every layer of a token asks, so the divisions are done once.
+// onekernel/plan/chunks.py holds the same rule.
+struct alignas(16) KvSplit {
+  u32 position;  // of the new token
+  u32 parts;     // members that have tokens, the new one among them: 0 to parts - 1
+  u32 owner;     // the member that appends the new token
+  u32 whole;     // earlier tokens of every member, in the rounds in which each has a block
+
+  static __device__ __forceinline__ KvSplit of(const Header& header, u32 position) {
+    const u32 block_tokens = header.block_pages * PAGE_TOKENS, block = position / block_tokens, rounds = block / header.members;
+    return {position, min(header.members, block + 1), block - rounds * header.members, rounds * block_tokens};
+  }
+
+  // Earlier tokens that `member` has.
+  __device__ __forceinline__ u32 cached(const Header& header, u32 member) const {
+    const u32 block_tokens = header.block_pages * PAGE_TOKENS;
+    if (member == owner) return whole + position - (whole * header.members + owner * block_tokens);
+    return member < owner ? whole + block_tokens : whole;
+  }
+};
+
 // The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. What a build
 // fixes comes first, so that its offsets cost no registers; the rest are kept as offsets, since pointers would take two.
 struct Shared {
   static constexpr u32 ROPE = MegaRing::BYTES, HEADS = ROPE + round_up(SEQUENCES * HEAD_DIM, 4) * 4,
                        SUMS = HEADS + round_up((GROUP + 2) * HEAD_DIM, 4) * 4,
                        WORDS = SUMS + round_up(SEQUENCES * MK_WARPS, 4) * 4,
-                       TASKS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4;
+                       SPLITS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4,
+                       TASKS = SPLITS + 2 * SEQUENCES * static_cast<u32>(sizeof(KvSplit));
   u32 x_at, partial_at, residual_at;
 
   template <class T>
@@ -96,6 +119,8 @@ struct Shared {
   static __device__ __forceinline__ float* sums() { return at<float>(SUMS); }
   // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
   static __device__ __forceinline__ u32* words() { return at<u32>(WORDS); }
+  // (2, SEQUENCES): those of the token that is computed, then the loader's own, which is up to a token ahead.
+  static __device__ __forceinline__ KvSplit* splits() { return at<KvSplit>(SPLITS); }
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
   // (SEQUENCES, max_inputs / 2): pairs of bf16.
   __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
@@ -175,13 +200,4 @@ __device__ __forceinline__ u32 unit_bytes(u32 flags) {
 __device__ __forceinline__ u32 input_words(const Header& header, Kind kind) {
   if (kind == Kind::OUT) return header.mixed_words;
   return kind == Kind::DOWN ? header.inner_words : header.x_words;
-}
-
-// Split KV: block b of `block_pages` pages belongs to member b % members, so it is appended and read by one CTA for ever.
-// onekernel/plan/chunks.py holds the same two functions.
-__device__ __forceinline__ u32 kv_blocks(const Header& header, u32 length) {
-  return round_up(length, PAGE_TOKENS * header.block_pages) / (PAGE_TOKENS * header.block_pages);
-}
-__device__ __forceinline__ u32 kv_chunks(const Header& header, u32 length) {
-  return min(header.members, kv_blocks(header, length));
 }

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool take_some(const Machine& m, const float* norm, c
 // and leaves each warp's sum of squares in shared.sums(). All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
   // Pairs that a thread waits for at once. Without a norm's weights there are registers for more, and inputs are wider.
-  constexpr u32 NORMED_UNROLL = 2, UNROLL = 4;
+  constexpr u32 NORMED_UNROLL = 2, UNROLL = 8;
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
   bool ok = true;
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;

@@ -2,8 +2,8 @@
 // part of the cache, in float32 on bf16 keys and values.
 //
 // A KV head's cache is shared out in blocks of pages (tile/machine.cuh). Earlier positions come through the ring, keys and
-// values of a piece in one stage, which the producer fills without waiting for this token; the new position comes from
-// shared memory, by the owner of the block it lands in. Every warp attends to its own tokens with a running maximum, so
+// values of a piece in one stage, which the producer fills without waiting for this token: all pieces of a member but the last
+// are whole. The new position comes from shared memory, by the owner of the block it lands in. Every warp attends to its own tokens with a running maximum, so
 // warps meet only twice: when the heads are ready, and to merge.
 #pragma once
 
@@ -51,23 +51,6 @@ __device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 
   const u64 number = launch.page_table[sequence * launch.header->table_pages + page];
   return ((static_cast<u64>(layer) * launch.header->num_pages + number) * launch.header->kv_heads + head) *
          (2 * PAGE_TOKENS * HEAD_DIM * 2);
-}
-
-// Calls piece(page, first token in it, tokens) for each run of cached positions that `member` owns, in order. Producer and
-// consumers both walk this way, so they agree on the ring's stages. False as soon as `piece` says so.
-template <class Piece>
-__device__ __forceinline__ bool cached_pieces(const Header& header, u32 member, u32 position, Piece piece) {
-  const u32 members = kv_chunks(header, position + 1);
-  for (u32 block = member; member < members && block < kv_blocks(header, position + 1); block += members) {
-    for (u32 page = block * header.block_pages; page < (block + 1) * header.block_pages; page++) {
-      for (u32 first = 0; first < PAGE_TOKENS; first += PIECE_TOKENS) {
-        const u32 start = page * PAGE_TOKENS + first;
-        if (start >= position) return true;
-        if (!piece(page, first, min(PIECE_TOKENS, position - start))) return false;
-      }
-    }
-  }
-  return true;
 }
 
 // One head, one warp: QK-norm if there is any, then RoPE, in place. A key is rounded to bf16, as the cache holds it.
@@ -288,20 +271,23 @@ __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 s
 }
 
 __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequence, u32 head) {
-  const u32 position = m.position(sequence), members = kv_chunks(m.header, position + 1);
-  if (task.member >= members) return true;
-  const bool appends = position / PAGE_TOKENS / m.header.block_pages % members == task.member;
+  const KvSplit split = m.shared.splits()[sequence];
+  if (task.member >= split.parts) return true;
+  const u32 position = split.position, cached = split.cached(m.header, task.member);
+  const bool appends = task.member == split.owner;
   if (!m.meet(take_heads(m, task, sequence, head, appends))) return false;
   m.mark(Mark::TAKEN);
   Attention attention;
   attention.start(m);
-  bool ok = cached_pieces(m.header, task.member, position, [&](u32, u32, u32 tokens) {
-    if (!m.take_stage()) return false;
-    attention.piece(m.ring.stages + m.at.stage * STAGE_BYTES, tokens);
+  bool ok = true;
+#pragma unroll 1
+  for (u32 done = 0; done < cached; done += PIECE_TOKENS) {
+    ok = m.take_stage();
+    if (!ok) break;
+    attention.piece(m.ring.stages + m.at.stage * STAGE_BYTES, min(PIECE_TOKENS, cached - done));
     m.ring.free(m.at);
     m.at.advance();
-    return true;
-  });
+  }
   if (ok && appends && warp_index() / HEAD_SPLITS == position / WARP_TOKENS % TOKEN_WARPS)
     attention.newest(m.shared.heads() + GROUP * HEAD_DIM, m.shared.heads() + (GROUP + 1) * HEAD_DIM,
                      lane_index() / GROUP_LANES == position % WARP_TOKENS);
@@ -327,7 +313,7 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
       high += shrink * r[2 * pair + 1];
     }
     const u32 query_head = head * GROUP + h;
-    if (members == 1) {
+    if (split.parts == 1) {
       const u32 word = m.header.mixed_word + sequence * m.header.mixed_words + query_head * HALF_DIM + pair;
       publish(m.launch.exchange + word, bf16_pair(low / weight, high / weight), m.tag() + 1);  // as combine would
       continue;
@@ -344,6 +330,7 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
 }
 
 __device__ __forceinline__ bool attention_phase(Machine& m, const Task& task) {
+  if (task.count == 0) return true;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++)
 #pragma unroll 1

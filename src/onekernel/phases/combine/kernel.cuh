@@ -73,7 +73,7 @@ __device__ __forceinline__ bool combine_head(const Machine& m, const Task& task,
 __device__ __forceinline__ bool combine_phase(Machine& m, const Task& task) {
   bool ok = true, waited = false;
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const u32 parts = kv_chunks(m.header, m.position(s) + 1);
+    const u32 parts = m.shared.splits()[s].parts;
     for (u32 i = 0; parts > 1 && i < task.count; i++) {
       ok = ok && combine_head(m, task, s, task.first + i * task.stride, parts);
       waited = true;

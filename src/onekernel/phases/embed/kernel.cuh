@@ -32,10 +32,12 @@ __device__ __forceinline__ void embed_rows(const Machine& m, const Task& task, u
 
 // Sets `last` if the launch ends before this token.
 __device__ __forceinline__ bool embed_phase(Machine& m, const Task& task, bool& last) {
-  // All layers turn by the same angles, which depend on no token: they come while it is awaited, by warps that do not wait
-  // for it if there are enough. Whoever reads them meets the others before.
+  // What depends on the position alone comes while the token is awaited, by warps that do not wait for it if there are
+  // enough: all layers turn by the same angles, and share out the cache alike. Whoever reads them meets the others before.
+  const u32 from_last = CONSUMERS - 1 - forget(threadIdx.x);
+  if (from_last < SEQUENCES) m.shared.splits()[from_last] = KvSplit::of(m.header, m.position(from_last));
 #pragma unroll 1
-  for (u32 i = CONSUMERS - 1 - forget(threadIdx.x); i < SEQUENCES * HEAD_DIM; i += CONSUMERS) {
+  for (u32 i = from_last; i < SEQUENCES * HEAD_DIM; i += CONSUMERS) {
     const u64 row = m.position(i / HEAD_DIM);
     m.shared.rope()[i] = m.launch.constants[m.header.rope + row * HEAD_DIM + i % HEAD_DIM];
   }
