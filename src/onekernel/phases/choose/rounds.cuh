@@ -199,13 +199,14 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
     shared.listed = 0;
   }
 #pragma unroll 1
-  while (true) {
+  for (bool collected = false; !collected && !open;) {
     barrier_sync(CONSUMER_BARRIER, CONSUMERS);
     ok = scan(c, of, step, weigh) && ok;
     if (!c.m.meet(ok)) return false;
     if (step == KEPT) {
       open = shared.listed > KEPT_ROOM;
-      return true;
+      collected = true;
+      continue;
     }
     if (step == TALLY) {
       floor = warp_min_long(c.lane() < MK_WARPS ? shared.floors[c.lane()] : NO_LIMIT);
@@ -231,13 +232,11 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
       if (found) break;
       open = !sure || (goal == TOP_K && weigh && floor != NO_LIMIT);
     }
-    if (open || (!found && !sure)) {
-      open = true;
-      return true;
-    }
+    open |= !found && !sure;
     step = found ? EDGE : KEPT;
     if (c.thread() == 0) shared.listed = 0;
   }
+  return true;
 }
 
 // Tells the host the token's log probability, and those of the tokens up to the cut. Every word carries its own tag and the
@@ -314,14 +313,13 @@ __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses)
   Step step = TALLY;
   u32 item = 0;
 #pragma unroll 1
-  while (true) {
+  while (item < 2 * SEQUENCES) {
     const Choice c = choice_of(m, item / 2, chooses);
-    u32 of = item % 2;
+    const u32 of = item % 2;
     if (!chooses) {
       if (!await_call(c, item)) return false;
-      if (item >= 2 * SEQUENCES) return true;
+      if (item >= 2 * SEQUENCES) continue;
     } else {
-      if (item >= 2 * SEQUENCES) return true;
       if (of == SCORES) {
         bool none = false;
         if (!take_tops(c, none)) return false;
@@ -348,4 +346,5 @@ __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses)
     if (!chooses || of == SCORES) item++;
     if (chooses && of == LOGITS) step = KEPT;
   }
+  return true;
 }
