@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1)
   for (u32 i = threadIdx.x; i < 2 * sizeof(Task) / 4; i += CONSUMERS)
     reinterpret_cast<u32*>(shared.tasks())[i] = reinterpret_cast<const u32*>(tasks + blockIdx.x * 2)[i];
   __syncthreads();
-  Machine m{launch, *header, watch, shared, MegaRing(dynamic_shared()), {}, 0, 0, {}};
+  Machine m{launch, *header, watch, shared, MegaRing(dynamic_shared()), {}, 0, 0, Trace<TRACED>()};
   bool ok = true;
   for (m.token = 0; ok && m.token < limit; m.token++) {
     m.phase = 0;
