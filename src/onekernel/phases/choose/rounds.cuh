@@ -226,6 +226,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
 #pragma unroll 1
     for (; !open && goal < GOALS; goal++) {
       if (!has_goal(sampling, of, goal)) continue;
+      barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all have read what was found before
       if (c.warp() == 0) find_edge(c, of, goal, search.mass, floor);
       barrier_sync(CONSUMER_BARRIER, CONSUMERS);
       found = search.found;
