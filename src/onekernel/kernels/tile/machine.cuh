@@ -97,14 +97,14 @@ struct alignas(16) KvSplit {
 };
 
 // The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. What a build
-// fixes comes first, so that its offsets cost no registers; the rest are kept as offsets, since pointers would take two.
+// fixes comes first; where the rest begins is in the plan's header, whose members are constants too: neither costs registers.
 struct Shared {
   static constexpr u32 ROPE = MegaRing::BYTES, HEADS = ROPE + round_up(SEQUENCES * HEAD_DIM, 4) * 4,
                        SUMS = HEADS + round_up((GROUP + 2) * HEAD_DIM, 4) * 4,
                        WORDS = SUMS + round_up(SEQUENCES * MK_WARPS, 4) * 4,
                        SPLITS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4,
                        TASKS = SPLITS + 2 * SEQUENCES * static_cast<u32>(sizeof(KvSplit));
-  u32 x_at, partial_at, residual_at;
+  const Header& header;
 
   template <class T>
   static __device__ __forceinline__ T* at(u32 offset) {
@@ -125,11 +125,14 @@ struct Shared {
   static __device__ __forceinline__ KvSplit* splits() { return at<KvSplit>(SPLITS); }
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
   // (SEQUENCES, max_inputs / 2): pairs of bf16.
-  __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
+  __device__ __forceinline__ u32* x() const { return at<u32>(TASKS + header.x_at); }
   // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; in attention and in the choice: their scratch.
-  __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
+  __device__ __forceinline__ float* partial() const { return at<float>(TASKS + header.partial_at); }
+  // Of the choice, and of products with int8 activations or sparse feed-forwards.
+  __device__ __forceinline__ u32 scratch_at() const { return TASKS + header.partial_at; }
+  __device__ __forceinline__ u32 rest_at() const { return TASKS + header.rest_at; }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
-  __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }
+  __device__ __forceinline__ float* residual() const { return at<float>(TASKS + header.residual_at); }
 };
 
 // A CTA's consumers on their way through the tasks.

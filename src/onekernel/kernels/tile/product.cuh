@@ -363,23 +363,24 @@ __device__ __forceinline__ void for_row_pairs(const Machine& m, const Task& task
 // all phases: seven would not fit the instruction cache.
 template <class Finish>
 __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish finish) {
-  const bool rows_4 = task.flags & FLAG_ROWS_4;
-  const u32 columns = rows_4 ? 128 : 64;
-  bool ok = take_inputs(m, task, columns);
+  // Read anew from shared memory where they are wanted: registers are scarcer.
+  const auto rows_4 = [&] { return (task.flags & FLAG_ROWS_4) != 0; };
+  const auto tile_shift = [&] { return rows_4() ? 2u : 3u; };
+  bool ok = take_inputs(m, task, rows_4() ? 128 : 64);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   m.mark(Mark::TAKEN);
-  const u32 tile_shift = rows_4 ? 2 : 3;
-  // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
-  const u32 fit = m.header.max_rows >> tile_shift, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
+  u32 tiles;
 #pragma unroll 1
-  for (u32 tile = 0; tile < task.count; tile += run) {
-    const u32 tiles = min(run, task.count - tile);
-    ok = rows_4 ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
+  for (u32 tile = 0; tile < task.count; tile += tiles) {
+    // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
+    const u32 fit = m.header.max_rows >> tile_shift();
+    tiles = min(task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS, task.count - tile);
+    ok = rows_4() ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
     m.mark(Mark::MULTIPLIED);
     if (!m.meet(ok)) return false;
     m.mark(Mark::MET);
-    finish(Rows{(task.first + tile) << tile_shift, tiles << tile_shift, task.k_units, tile_shift});
-    if (tile + run < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    finish(Rows{(task.first + tile) << tile_shift(), tiles << tile_shift(), task.k_units, tile_shift()});
+    if (tile + tiles < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
   return true;
 }
