@@ -108,8 +108,10 @@ struct Header {
   u32 layer_scales;  // floats from a layer's scales to those of the next, or of a head of int8
   u32 neuron_tiles;  // row tiles of a sparse feed-forward's gate, behind which its neurons lie
   u32 counts_word;  // exchange: COUNTS, neurons that fired in each layer since the launch began
+  u32 partial_at;  // shared memory: bytes from the ring's end to sums over parts of K
+  u32 residual_at;  // shared memory: bytes from the ring's end to the residual
 };
-static_assert(sizeof(Header) == 176);
+static_assert(sizeof(Header) == 184);
 
 // How the tokens of one sequence are chosen, for one launch.
 struct Sampling {

@@ -224,11 +224,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
-  Shared shared;
-  shared.x_at = Shared::TASKS + header.phases * static_cast<u32>(sizeof(Task));
-  shared.partial_at = shared.x_at + SEQUENCES * header.max_inputs * 2;
-  const u32 sums = max(PART_SLOTS * SEQUENCES * header.max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
-  shared.residual_at = shared.partial_at + round_up(sums, 4) * 4;
+  const Shared shared{header};
   if (threadIdx.x == 0) {
     ring.init();
     shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = shared.words()[WORD_STOPPED] = 0;

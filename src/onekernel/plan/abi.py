@@ -147,6 +147,8 @@ HEADER = Record(
         Field("layer_scales", "u32", "floats from a layer's scales to those of the next, or of a head of int8"),
         Field("neuron_tiles", "u32", "row tiles of a sparse feed-forward's gate, behind which its neurons lie"),
         Field("counts_word", "u32", "exchange: COUNTS, neurons that fired in each layer since the launch began"),
+        Field("partial_at", "u32", "shared memory: bytes from the ring's end to sums over parts of K"),
+        Field("residual_at", "u32", "shared memory: bytes from the ring's end to the residual"),
     ),
 )
 

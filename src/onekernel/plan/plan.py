@@ -384,6 +384,8 @@ def header_values(
         "max_hidden_rows": _max_hidden_rows(tasks, layout),
         "neuron_tiles": layout.matrices["gate", 0].row_tiles if layout.sparse else 0,
         "counts_word": 0,
+        "partial_at": shared.partial - shared.ring_bytes,
+        "residual_at": shared.residual - shared.ring_bytes,
         "inner": config.intermediate_size,
     }
     values |= {f"{kind}_scales": layout.constants.scales.get((kind, 0), 0) for kind in LAYER_MATRICES}

@@ -29,7 +29,7 @@ __device__ __forceinline__ u32 other_tag(const Pair& pair, u32 want) {
 template <bool NORMED, u32 UNROLL>
 __device__ __forceinline__ bool take_some(const Machine& m, const float* norm, const Pair* words, u32* x, u32 first, u32 pairs, u32 want, u32 id,
                                           float& squares) {
-  float4 scale[NORMED ? UNROLL : 1];
+  float4 scale[NORMED ? UNROLL : 1] = {};
   Pair taken[UNROLL] = {};
   const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
 #pragma unroll

@@ -49,7 +49,7 @@ struct ChoiceShared {
 static_assert(sizeof(ChoiceShared) <= CHOICE_SHARED_BYTES, "onekernel/plan/shared.py keeps this much");
 
 __device__ __forceinline__ ChoiceShared& choice_shared(const Machine& m) {
-  return *Shared::at<ChoiceShared>(forget(m.shared.partial_at));
+  return *Shared::at<ChoiceShared>(forget(m.shared.partial_at()));
 }
 
 // One sequence's choice, as its CTA sees it.

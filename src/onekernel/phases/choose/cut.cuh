@@ -125,10 +125,10 @@ __device__ __forceinline__ bool share_verdict(Choice& c, bool spread, u32& verdi
   if (c.thread() == 0) {
     if (spread && c.chooses) {
       fence_gpu();
-      c.give_pair(c.words() + CHOICE_VERDICT, verdict, 0);
+      c.give_pair(c.words() + forget(CHOICE_VERDICT), verdict, 0);
     } else if (spread) {
       u32 nothing;
-      ok = c.take_pair(c.words() + CHOICE_VERDICT, verdict, nothing);
+      ok = c.take_pair(c.words() + forget(CHOICE_VERDICT), verdict, nothing);
       fence_gpu();
     }
     c.shared.verdict = verdict;
