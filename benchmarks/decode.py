@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,14 +60,18 @@ class Side:
 
 
 class DeviceDummy:
-    """A dummy checkpoint whose tensors are made on the device: their values are others, their sizes the same."""
+    """A dummy checkpoint whose tensors are made on the device: their values are others, their sizes the same.
+
+    A tensor has the same values whenever it is read: ternary models are read once more, to check how they multiply.
+    """
 
     def __init__(self, dummy: Checkpoint, device: str) -> None:
         self.settings, self.tensors, self._device = dummy.settings, dummy.tensors, device
 
     def read(self, name: str) -> torch.Tensor:
         shape = self.tensors[name].shape
-        tensor = torch.randn(shape, dtype=torch.bfloat16, device=self._device)
+        draw = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        tensor = torch.randn(shape, dtype=torch.bfloat16, device=self._device, generator=draw)
         return tensor.mul_(shape[-1] ** -0.5) if len(shape) > 1 else tensor.mul_(0.1).add_(1)
 
     def close(self) -> None:

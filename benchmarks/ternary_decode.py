@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
         context, sides = max(prompt + new for prompt, new in lengths), []
         for number, (name, settings) in enumerate(settings_of_all(options.tiny).items()):
             checkpoint, config = opened(settings, Path(folder) / str(number))
-            source = checkpoint if options.tiny else DeviceDummy(checkpoint, device)
+            source = DeviceDummy(checkpoint, device)
             sides.append(Side(name, config, our_engine(source, config, device, context)))
             say(f"{name} on {sides[-1].engine.backend.name}")
     if not options.tiny:

@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--windows", type=windows_of, nargs="+", default=[Windows()], metavar="S,L,N,...")
+    parser.add_argument("--windows", type=windows_of, nargs="+", metavar="S,L,N,...", help="default: the plan's")
     parser.add_argument("--block-pages", type=int, nargs="+", default=[4])
     parser.add_argument("--partition", choices=STRATEGIES, nargs="+", default=["balanced"])
     parser.add_argument("--device", default="cuda")
@@ -111,7 +111,7 @@ def main() -> None:
     floor_us = (base.bytes_per_token + kv_bytes) / roofline.gbps / 1e3
     print(f"{args.model}: {floor_us:.0f} us at {roofline.gbps:.0f} GB/s, {len(base.phases)} phases", flush=True)
     for name, megakernel in megakernels(base, packed, args.partition, args.block_pages):
-        for windows in args.windows:
+        for windows in args.windows or [Windows.of(megakernel.plan)]:
             samples = sorted(launch_us(megakernel, windows, args.prompt, args.new) for _ in range(args.repeats + 1))
             median = samples[args.repeats // 2]
             setting = "windows " + ",".join(str(value) for value in astuple(windows))

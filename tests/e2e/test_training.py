@@ -1,4 +1,7 @@
-"""Training as users start it: the shipped example, two processes, kill -9, and a real model made sparse."""
+"""Training as users start it: the shipped example, two processes, kill -9, and a real model made sparse.
+
+What others are compared with is trained in this process, which has imported everything already.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 
+from onekernel.cli.main import main
 from onekernel.models.registry import check_tensors, model_config
 from onekernel.train.record import read_log
 from onekernel.train.run import CHECKPOINT
@@ -43,10 +48,20 @@ def finished(process: subprocess.Popen[str], code: int = 0) -> str:
     return out
 
 
+def here(*arguments: str | Path) -> None:
+    """The same command in this process."""
+    torch.set_num_threads(1)
+    assert main([*map(str, arguments)]) == 0
+
+
+KILLING = {"l1": 30.0, "renoise": 0.3}
+"""Neurons die within a few steps, and are brought back."""
+
+
 def write_run(folder: Path, **run: Any) -> Path:
     folder.mkdir(exist_ok=True)
     write_text(folder / "text.txt")
-    (folder / "run.toml").write_text(toml(values(folder, run=run)))
+    (folder / "run.toml").write_text(toml(values(folder, run=run, sparsity=KILLING)))
     return folder / "run.toml"
 
 
@@ -79,7 +94,7 @@ def test_the_example_reaches_the_stated_loss_and_transformers_loads_it(tmp_path:
 
 def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     straight, killed = (write_run(tmp_path / name, steps=40, checkpoint_every=7) for name in ("straight", "killed"))
-    finished(onekernel("train", straight))
+    here("train", straight)
     process = onekernel("train", killed)
     log, patience = tmp_path / "killed" / "run" / "log.jsonl", time.monotonic() + 200
     while len(read_log(log)) < 10 and time.monotonic() < patience:
@@ -87,7 +102,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path) -> N
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert len(read_log(log)) < 40
-    finished(onekernel("train", killed, "--resume"))
+    here("train", killed, "--resume")
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "straight")
 
 
@@ -95,8 +110,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_losses(tmp_path: Path) -> N
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one process reports."""
     folder = tmp_path_factory.mktemp("one")
-    finished(onekernel("train", write_run(folder, steps=8, micro_batch=1)))
-    return numbers(folder)
+    here("train", write_run(folder, steps=8, micro_batch=1))
+    found = numbers(folder)
+    assert max(map(max, (line["dead"] for line in found))) > 0.5
+    return found
 
 
 def by_two(*arguments: str | Path) -> None:

@@ -196,11 +196,13 @@ def test_hot_and_cold_neurons_together(shim, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(formulas, "sum_dtype", lambda x: x.dtype)
     monkeypatch.setattr(training_hot, "TURN_TOKENS", 3)
     case, hot = USUAL["usual"], torch.tensor([1, 40, 69])
-    kernels, weights, active = case.kernels(shim), case.weights.pick(hot), case.active.index_fill(1, hot, False)
+    kernels, active = case.kernels(shim), case.active.index_fill(1, hot, False)
+    weights = Weights(*(None if weight is None else weight[hot] for weight in case.weights))
     dense = training_hot.hot_forward(case.x, weights, case.square)
     assert dense.out.dtype is torch.bfloat16
     cold = forward_with(kernels, case.x, case.weights, hot, dense.out)
-    grads = training_hot.hot_backward(case.grad_out, case.l1, case.x, weights, dense.first, dense.up, case.square)
+    left = (case.grad_out, case.l1, case.x, weights, dense.first, case.square)
+    grads = training_hot.hot_backward(*left, torch.float32)
     assert grads.x.dtype is torch.bfloat16
     masks = formulas.pack_bits(active)
     found = backward_with(kernels, case.grad_out, case.l1, case.x, case.weights, masks, grads.x)

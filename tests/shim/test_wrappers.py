@@ -71,7 +71,7 @@ def byte_dot(a: int, b: int, signed: bool) -> int:
 
 
 def test_exchange_inside_a_warp(run: Run) -> None:
-    got = run(2, NOTHING, 32 * 32).view(torch.int32).view(32, 8)
+    got = run(2, NOTHING, 32 * 48).view(torch.int32).view(32, 12)
     lanes = torch.arange(32)
     assert torch.equal(got[:, 0].long(), (lanes ^ 5) * 3)
     assert (got[:, 1] == 15).all()
@@ -83,6 +83,9 @@ def test_exchange_inside_a_warp(run: Run) -> None:
     assert got[:, 6].tolist() == [byte_dot(word, 0x01FE037F, False) for word in a]
     pairs = torch.stack([1 + lanes.float() * 0.001, -3 - lanes.float() * 0.003], 1).bfloat16()
     assert torch.equal(got[:, 7].contiguous().view(torch.bfloat16).view(32, 2), pairs)
+    words = [lane * 0x9E3779B9 % 2**32 for lane in range(32)]
+    reduced = (max(words), min((word + 5) % 2**32 for word in words), sum(words) % 2**32)
+    assert all(row[8:11] == list(reduced) for row in (got.long() % 2**32).tolist())
 
 
 def test_barriers(run: Run) -> None:

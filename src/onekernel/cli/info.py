@@ -1,7 +1,8 @@
-"""Say what a model is and what a token costs, from its headers alone; no weights are read.
+"""Say what a model is and what a token costs, from its headers alone; only --neurons reads its weights.
 
 The last line is the limit: no decoder that reads each weight once per token can be faster than the memory allows. The
-memory's speed is measured on this device in a fraction of a second.
+memory's speed is measured on this device in a fraction of a second. With --neurons a model with a ReLU gate also reads
+a text, on any device, and the active neurons of each layer are counted.
 """
 
 from __future__ import annotations
@@ -10,37 +11,53 @@ import argparse
 from typing import TYPE_CHECKING
 
 from onekernel.cli.console import Console
-from onekernel.cli.flags import add_model, engine_config, model_name
+from onekernel.cli.flags import add_context, add_model, engine_config, model_name
+from onekernel.errors import ConfigError
 
 if TYPE_CHECKING:
     from onekernel.cli.model_facts import ModelFacts
     from onekernel.config import ModelConfig
 
 HELP = "what a model is and what a token costs"
-USAGE = "MODEL [options]"
+USAGE = "MODEL [--neurons [--text FILE]] [options]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--neurons", action="store_true", help="run the model on a text and show each layer's active neurons"
+    )
+    parser.add_argument("--text", metavar="FILE", help="read by --neurons (default: a sample; -: standard input)")
+    add_context(parser, "with --neurons: tokens that are read at most (default 512; 0: the model's maximum)")
     add_model(parser, running=False)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the command; return the exit code."""
     name, options = model_name(args), engine_config(args)
+    if not args.neurons and (args.text is not None or args.max_context is not None):
+        flag = "--text" if args.text is not None else "--ctx-size"
+        raise ConfigError(f"{flag} is for the text that --neurons reads; add --neurons")
 
     import json
     from dataclasses import asdict
 
     from onekernel.cli.model_facts import read_facts
+    from onekernel.cli.neurons import count_neurons, describe_neurons, refuse_always_active
 
     facts = read_facts(name, options, revision=args.revision, load_format=args.load_format, listener=console.listener())
+    if args.neurons:
+        refuse_always_active(facts.config, facts.name)
+    report = count_neurons(args, facts.config, console) if args.neurons else None
     if args.json:
-        console.data(json.dumps(asdict(facts), indent=1))
-    else:
-        for label, value in describe(facts):
-            console.data(f"{label:14} {value}")
+        counted = {} if report is None else {"neurons": report.as_json()}
+        console.data(json.dumps(asdict(facts) | counted, indent=1))
+        return 0
+    for label, value in describe(facts):
+        console.data(f"{label:14} {value}")
+    for line in [] if report is None else describe_neurons(report):
+        console.data(line)
     return 0
 
 
@@ -101,7 +118,7 @@ def _neurons(config: ModelConfig) -> list[tuple[str, str]]:
     if config.hidden_act == "silu" or config.ternary is not None:
         return []
     many = f"{config.intermediate_size} a layer behind a ReLU gate"
-    return [("neurons", f"{many}; generate --json and trace --summary say how many fire in the megakernel")]
+    return [("neurons", f"{many}; --neurons counts how many are active")]
 
 
 def _ternary(config: ModelConfig) -> str:

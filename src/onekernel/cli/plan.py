@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from onekernel.cli.console import Console
@@ -15,6 +16,8 @@ from onekernel.cli.flags import add_context, add_model, engine_config, model_nam
 from onekernel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from onekernel.config import ModelConfig
+    from onekernel.plan.limits import Limits
     from onekernel.plan.plan import Plan
     from onekernel.plan.prediction import Speeds
 
@@ -93,20 +96,39 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = first_plan(
         config, limits, arch, sparse=sparse, active_fraction=ASSUMED_ACTIVE_FRACTION if fraction is None else fraction
     )
+    dense = None if args.dense else why_dense(plan, config, limits, arch)
     if args.validate:
         validate(plan)
         console.note("the plan is sound")
     speeds = replace(H200, **given)
     if args.json:
-        console.data(json.dumps({"model": settings.name} | as_json(plan, position, speeds), indent=1))
+        console.data(
+            json.dumps({"model": settings.name, "why_dense": dense} | as_json(plan, position, speeds), indent=1)
+        )
         return 0
-    for line in describe(settings.name, plan, position, speeds):
+    for line in describe(settings.name, plan, position, speeds, dense):
         console.data(line)
     return 0
 
 
-def describe(name: str, plan: Plan, position: int, speeds: Speeds) -> list[str]:
-    """Return lines for people."""
+def why_dense(plan: Plan, config: ModelConfig, limits: Limits, arch: str) -> str | None:
+    """Return why all neurons of a model with a ReLU gate are read; None if they are not, or it has no such gate."""
+    from onekernel.engine.megakernel_load import first_plan
+    from onekernel.plan.plan import why_not_sparse
+
+    if plan.layout.sparse or config.hidden_act == "silu":
+        return None
+    reason = why_not_sparse(config)
+    if reason is None:
+        try:
+            first_plan(config, limits, arch, sparse="on")
+        except ConfigError as error:
+            reason = str(error)
+    return reason and re.sub(r"[:;] plan (the feed-forwards|them) as dense ones$", "", reason)
+
+
+def describe(name: str, plan: Plan, position: int, speeds: Speeds, dense: str | None = None) -> list[str]:
+    """Return lines for people; dense: why all neurons are read although some could rest."""
     from onekernel.plan.prediction import predict_us
 
     limits, shared, rows = plan.limits, plan.shared, _tile_rows(plan)
@@ -122,6 +144,7 @@ def describe(name: str, plan: Plan, position: int, speeds: Speeds) -> list[str]:
         ("tile rows", ", ".join(f"{name} {count}" for name, count in rows.items())),
         ("exchange", f"{plan.exchange_words * 8} bytes"),
         ("read per token", f"{plan.bytes_per_token / 1e9:.3f} GB, imbalance {plan.imbalance:.4f}{_assumed(plan)}"),
+        *([] if dense is None else [("feed-forwards", f"dense: {dense}")]),
         (
             "predicted",
             f"{predict_us(plan, position, speeds):.0f} us per token after {position} others, at "

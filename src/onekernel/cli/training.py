@@ -27,7 +27,7 @@ def run_training(settings: Settings, console: Console, *, resume: bool, again: s
         console.note(f"interrupted after step {outcome.step}; its checkpoint is written, go on with: {again}")
         return INTERRUPTED
     if _is_first():
-        _conclude(outcome, console)
+        _conclude(outcome, settings, console)
     return 0
 
 
@@ -59,10 +59,17 @@ def _held_out(report: HeldOutReport) -> str:
     )
 
 
-def _conclude(outcome: Outcome, console: Console) -> None:
+def _conclude(outcome: Outcome, settings: Settings, console: Console) -> None:
     last = outcome.held_out[-1]
     console.data(_held_out(last))
     console.data(f"model: {outcome.model}")
+    if silent := [str(layer) for layer, active in enumerate(last.nonzeros) if active == 0]:
+        where = "any layer" if len(silent) == len(last.nonzeros) else f"layer {', '.join(silent)}"
+        console.note(
+            f"warning: no neuron of {where} is active any more, so nothing comes from those feed-forwards. The penalty "
+            f"was too much: train again with a smaller l1 than {settings.sparsity.l1:g}, a longer warm-up of it, or "
+            "renoise"
+        )
     console.note(f'try it: onekernel generate {shlex.quote(str(outcome.model))} -p "..."')
 
 

@@ -18,10 +18,12 @@ from onekernel.errors import ConfigError
 from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
-from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_FAILED, TOKEN_STOP, ChooseMode, Failure
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_FAILED, TOKEN_STOP, ChooseMode, Failure, Kind
 from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
+_SMALL_LAYER_STAGES = 24
+"""Of one CTA. Qwen3-0.6B has 15, where one stage on its way in short phases is faster; Llama-3.2-1B has 57."""
 _TOKEN_BITS = TOKEN_FAILED - 1
 _NO_ROOM = 8
 """Words of a trace that nobody reads: a traced kernel writes the head of its streams in any case."""
@@ -46,7 +48,7 @@ class Windows:
     asked for up to `lead` stages more, one each `pace` cycles. docs/findings/decode.md has what was measured.
     """
 
-    short: int = 1
+    short: int = 2
     long: int = 3
     long_phase: int = 12
     deep: int = 5
@@ -54,6 +56,13 @@ class Windows:
     deep_from: int = 8
     lead: int = 8
     pace: int = 1100
+
+    @classmethod
+    def of(cls, plan: Plan) -> Windows:
+        """Return the windows for a plan: in layers of few stages it is values that are waited for, not weights."""
+        layers = [phase.kind not in (Kind.EMBED, Kind.HEAD, Kind.CHOOSE) for phase in plan.phases]
+        layer_bytes = int(plan.bytes_per_phase[:, layers].sum(axis=1).max()) // plan.config.num_hidden_layers
+        return cls(short=1 if layer_bytes <= _SMALL_LAYER_STAGES * plan.limits.stage_bytes else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,7 @@ class Megakernel:
         self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
         self.packed, self.cache = packed, cache
         self._header = plan.header.tobytes()
+        self._windows = Windows.of(plan)
         self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
         self._slots = torch.zeros(MAX_LAUNCH_TOKENS, sequences, dtype=torch.int64, pin_memory=pinned)
@@ -123,7 +133,7 @@ class Megakernel:
             raise ConfigError(f"limit is {limit}; one launch makes 1 to {MAX_LAUNCH_TOKENS} tokens")
         if len(stop_ids) > MAX_STOP_IDS:
             raise ConfigError(f"{len(stop_ids)} stop token ids were given; the kernel takes at most {MAX_STOP_IDS}")
-        windows, trace = windows or Windows(), trace or self._untraced
+        windows, trace = windows or self._windows, trace or self._untraced
         self._words[:limit] = 0
         self._limit = limit
         self._cancel.zero_()

@@ -73,6 +73,25 @@ class ReferenceBackend(PagedBackend):
         finally:
             self.release(own, failed=True)  # not prefilled in the usual chunks, so not for others
 
+    @torch.inference_mode()
+    def inner(self, tokens: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (layer, activate(gate) * up), values (n, intermediate_size) float32, of all layers chunk by chunk.
+
+        For measuring, while no request runs.
+        """
+        own = self.lease(tokens, len(tokens), reuse=False)
+        try:
+            while own.length < len(tokens):
+                chunk = own.tokens[own.length : own.length + PREFILL_CHUNK_TOKENS]
+                acts, place = self.model.start(chunk), self._place(own)
+                for phase in self.model.phases[:-1]:
+                    self.model.run(phase, acts, place)
+                    if phase.name == "gate_up" and acts.inner is not None:
+                        yield phase.layer, acts.inner
+                own.length += len(chunk)
+        finally:
+            self.release(own, failed=True)
+
     def _next_logits(self, own: PagedSequence) -> torch.Tensor:
         return self.model.logits(own.tokens[-1:], self._place(own))[0]
 

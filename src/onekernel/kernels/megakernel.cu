@@ -234,10 +234,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
     reinterpret_cast<u64*>(shared.tasks())[i] = from[i];
   __syncthreads();
   if (warp_index() < MK_WARPS) {
-    Machine machine{launch, header, watch, shared, ring, {}, 0, 0, {}};
+    Machine machine{launch, header, watch, shared, ring, {}, 0, 0, Trace<TRACED>(shared.trace(0))};
     compute(machine);
   } else if (lane_index() == 0) {
-    Loader loader{launch, watch, shared.words(), shared.splits() + SEQUENCES, {ring, short_window, {}, {}}, {}};
+    Loader loader{launch, watch, shared.words(), shared.splits() + SEQUENCES, {ring, short_window, {}, {}}, Trace<TRACED>(shared.trace(1))};
     loader.run(shared.tasks());
   }
 }

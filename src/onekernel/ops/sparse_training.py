@@ -1,8 +1,9 @@
 """A ReLU feed-forward that is trained: forward and backward that touch active neurons only, as operators of PyTorch.
 
-What is kept for the backward is x and a bit per neuron and token. The backward reads the weights of active neurons in
-any case, so it makes their values again: nothing has a capacity, nothing can overflow, and every sparsity from 0 to
-100 % is exact. Sums are float32 in a fixed order: two runs give the same bits.
+What is kept for the backward is x, a bit per neuron and token, and one product of the neurons that are multiplied
+densely because they are hot. The backward reads the weights of active neurons in any case, so it makes their values
+again: nothing has a capacity, nothing can overflow, and every sparsity from 0 to 100 % is exact. Sums are float32 in a
+fixed order: two runs give the same bits.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _sparse(
 ) -> Trained:
     if hot is None:
         hot = torch.empty(0, dtype=torch.int64, device=x.device)
-    out, total, masks, row_counts, hot_first, _ = _forward(x, gate, up, down, hot, activation)
+    out, total, masks, row_counts, hot_first = _forward(x, gate, up, down, hot, activation)
     counts = None
     if count_neurons:
         counts = _neuron_counts(masks, len(up)).index_add(0, hot, (hot_first > 0).sum(0))
@@ -154,10 +155,11 @@ def _sparse(
 @torch.library.custom_op("onekernel::train_ffn", mutates_args=())
 def _forward(
     x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, hot: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return out, the sum of |h|, masks without hot neurons, active by token, and the products of the hot."""
-    square, weights = activation == "relu2", _prepared(x, gate, up, down)
-    dense = hot_forward(x, weights.pick(hot), square) if len(hot) else None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return out, the sum of |h|, masks without hot neurons, active by token, and the first product of the hot."""
+    square = activation == "relu2"
+    dense = hot_forward(x, _picked(x, gate, up, down, hot), square) if len(hot) else None
+    weights = _prepared(x, gate, up, down)
     if x.is_cuda:
         base = None if dense is None else dense.out
         out, total, masks, counts = forward_on_gpu(x, weights, hot, base, square)
@@ -168,17 +170,15 @@ def _forward(
         out, active = out if dense is None else out + dense.out, first > 0
         masks, counts = formulas.pack_bits(active), active.sum(1, dtype=torch.int32)
     if dense is None:
-        hot_up = x.new_empty(0) if gate is None else x.new_empty(len(x), 0)
-        return out.to(x.dtype), total, masks, counts, x.new_empty(len(x), 0), hot_up
+        return out.to(x.dtype), total, masks, counts, x.new_empty(len(x), 0)
     counts = counts + (dense.first > 0).sum(1, dtype=torch.int32)
-    hot_up = x.new_empty(0) if dense.up is None else dense.up
-    return out.to(x.dtype), total + dense.total, masks, counts, dense.first, hot_up
+    return out.to(x.dtype), total + dense.total, masks, counts, dense.first
 
 
 @_forward.register_fake
 def _(
     x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, hot: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens, neurons = len(x), len(up)
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format),
@@ -186,7 +186,6 @@ def _(
         x.new_empty(tokens, -(-neurons // formulas.WORD), dtype=torch.int32),
         x.new_empty(tokens, dtype=torch.int32),
         x.new_empty(tokens, len(hot)),
-        x.new_empty(0) if gate is None else x.new_empty(tokens, len(hot)),
     )
 
 
@@ -201,28 +200,12 @@ def _backward(
     masks: Tensor,
     hot: Tensor,
     hot_first: Tensor,
-    hot_up: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x, gate (empty if there is none), up and down."""
     with torch.autocast(x.device.type, enabled=False):  # a backward may be called inside of it
-        square, weights = activation == "relu2", _prepared(x, gate, up, down)
         grad_out = grad_out.contiguous()
-        dense: Gradients | None = None
-        if len(hot):
-            product = None if gate is None else hot_up
-            dense = hot_backward(grad_out, grad_total, x, weights.pick(hot), hot_first, product, square)
-        if x.is_cuda:
-            base = None if dense is None else dense.x
-            found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
-        else:
-            active = formulas.unpack_bits(masks, len(up))
-            found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
-            found = found if dense is None else found._replace(x=found.x + dense.x)
-        if dense is not None:
-            for whole, part in zip(found[1:], dense[1:], strict=True):
-                if whole is not None and part is not None:
-                    whole.index_copy_(0, hot, part.to(whole.dtype))
+        found = _gradients(grad_out, grad_total, x, gate, up, down, masks, hot, hot_first, activation == "relu2")
         grad_gate = up.new_empty(0) if found.gate is None else found.gate.to(up.dtype).contiguous()
         grad_up, grad_down = found.up.to(up.dtype).contiguous(), found.down_rows.t().to(up.dtype).contiguous()
         return found.x.to(x.dtype), grad_gate, grad_up, grad_down
@@ -239,11 +222,43 @@ def _(
     masks: Tensor,
     hot: Tensor,
     hot_first: Tensor,
-    hot_up: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     made = [up.new_empty(0) if weight is None else weight.new_empty(weight.shape) for weight in (gate, up, down)]
     return torch.empty_like(x, memory_format=torch.contiguous_format), made[0], made[1], made[2]
+
+
+def _gradients(
+    grad_out: Tensor,
+    grad_total: Tensor,
+    x: Tensor,
+    gate: Tensor | None,
+    up: Tensor,
+    down: Tensor,
+    masks: Tensor,
+    hot: Tensor,
+    hot_first: Tensor,
+    square: bool,
+) -> Gradients:
+    """Return the gradients by neurons: of the hot ones first, before the down projection is turned around."""
+    dense: Gradients | None = None
+    if len(hot):
+        chosen = _picked(x, gate, up, down, hot)
+        dense = hot_backward(grad_out, grad_total, x, chosen, hot_first, square, up.dtype)
+        del chosen
+    weights = _prepared(x, gate, up, down)
+    if x.is_cuda:
+        base = None if dense is None else dense.x
+        found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
+    else:
+        active = formulas.unpack_bits(masks, len(up))
+        found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
+        found = found if dense is None else found._replace(x=found.x + dense.x)
+    if dense is not None:
+        for whole, part in zip(found[1:], dense[1:], strict=True):
+            if whole is not None and part is not None:
+                whole.index_copy_(0, hot, part.to(whole.dtype))
+    return found
 
 
 @torch.library.custom_op("onekernel::neuron_counts", mutates_args=())
@@ -261,14 +276,14 @@ def _(masks: Tensor, neurons: int) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.activation = inputs
-    _, _, masks, row_counts, hot_first, hot_up = output
-    ctx.mark_non_differentiable(masks, row_counts, hot_first, hot_up)
-    ctx.save_for_backward(*tensors, masks, hot_first, hot_up)
+    _, _, masks, row_counts, hot_first = output
+    ctx.mark_non_differentiable(masks, row_counts, hot_first)
+    ctx.save_for_backward(*tensors, masks, hot_first)
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, grad_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    x, gate, up, down, hot, masks, hot_first, hot_up = ctx.saved_tensors
-    grads = _backward(grad_out, grad_total, x, gate, up, down, masks, hot, hot_first, hot_up, ctx.activation)
+    x, gate, up, down, hot, masks, hot_first = ctx.saved_tensors
+    grads = _backward(grad_out, grad_total, x, gate, up, down, masks, hot, hot_first, ctx.activation)
     return grads[0], None if gate is None else grads[1], grads[2], grads[3], None, None
 
 
@@ -278,6 +293,12 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 def _prepared(x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor) -> Weights:
     """Return the weights as the arithmetic wants them: x's dtype, the down projection by neurons."""
     return Weights(None if gate is None else gate.to(x.dtype), up.to(x.dtype), down.t().to(x.dtype).contiguous())
+
+
+def _picked(x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, hot: Tensor) -> Weights:
+    """Return the weights of some neurons alone, as `_prepared` has them."""
+    down_rows = down.index_select(1, hot).t().to(x.dtype).contiguous()
+    return Weights(None if gate is None else gate[hot].to(x.dtype), up[hot].to(x.dtype), down_rows)
 
 
 def _check(x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, activation: str, route: TrainingRoute) -> None:

@@ -30,10 +30,6 @@ class Weights(NamedTuple):
         """What decides who is active."""
         return self.up if self.gate is None else self.gate
 
-    def pick(self, neurons: Tensor) -> Weights:
-        """Return those of some neurons."""
-        return Weights(None if self.gate is None else self.gate[neurons], self.up[neurons], self.down_rows[neurons])
-
 
 class Gradients(NamedTuple):
     """Of x and the weights, in the dtype of the sums."""
@@ -73,25 +69,30 @@ def backward(
 
     grad_penalty is that of the sum over neurons and tokens of |h|.
     """
-    first = _wide(first).clamp(min=0) * active
-    outer, slope = activate(first, square), 2 * first if square else active.to(first.dtype)
-    inner = outer if up is None else outer * _wide(up)
-    grad_inner = _product(grad_out, weights.down_rows.t()) * active + grad_penalty * inner.sign()
+    # In place where a value is not needed again: between the products of many tokens these are the peak of memory.
+    first = _wide(first).clamp(min=0).mul_(active)
+    outer, slope = (first.square(), first.mul_(2)) if square else (first, active)
+    up = None if up is None else _wide(up)
+    inner = outer if up is None else outer * up
+    grad_inner = _product(grad_out, weights.down_rows.t()).mul_(active).add_(grad_penalty * inner.sign())
     if up is None:
-        grad_up = grad_inner * slope
+        grad_up = grad_inner.mul_(slope)
         grad_x, grad_gate_weight = _product(grad_up, weights.up), None
     else:
-        grad_gate, grad_up = grad_inner * _wide(up) * slope, grad_inner * outer
-        grad_x = _product(grad_gate, weights.first)
-        grad_x += _product(grad_up, weights.up)
+        grad_gate, grad_up = (grad_inner * up).mul_(slope), grad_inner.mul_(outer)
+        grad_x = _product(grad_gate, weights.first).addmm_(grad_up, _wide(weights.up))
         grad_gate_weight = _product(grad_gate.t(), x)
     return Gradients(grad_x, grad_gate_weight, _product(grad_up.t(), x), _product(inner.t(), grad_out))
 
 
 def products(x: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return x . first, whose rounded values decide who is active, and x . up if there is a gate; both in x's dtype."""
-    first = _product(x, weights.first.t()).to(x.dtype)
-    return first, None if weights.gate is None else _product(x, weights.up.t()).to(x.dtype)
+    return product(x, weights.first), None if weights.gate is None else product(x, weights.up)
+
+
+def product(x: Tensor, rows: Tensor) -> Tensor:
+    """Return x . rows, (tokens, rows) in x's dtype."""
+    return _product(x, rows.t()).to(x.dtype)
 
 
 def pack_bits(active: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Ten
         values = F.linear(x[turn], first)
         kernels.masks(values, masks[turn], counts[turn])
         kernels.forward(x[turn], values, masks[turn], up, down, sums[turn], out[turn], accumulate=base is not None)
+        del values  # before the next turn's are made
     return Cold(out[:, :hidden].contiguous(), sums.sum(), masks, counts)
 
 

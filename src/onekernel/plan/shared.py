@@ -14,6 +14,8 @@ from onekernel.weights.arena import round_up
 MIN_STAGES = 4
 """Two on their way, one being read, one spare; with fewer the memory waits for the consumers."""
 
+_TRACE_WORDS = 8
+"""Where the two streams of a traced kernel stand."""
 _BARRIER_BYTES = 16
 _SPLIT_BYTES = 2 * 16
 """Of each sequence: how its cache is shared out for the token that is computed, and for the one that is loaded."""
@@ -98,7 +100,7 @@ def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) ->
 
 
 def _token_words(sequences: int) -> int:
-    return round_up(3 + sequences, 2)
+    return round_up(3 + sequences, 4) + _TRACE_WORDS
 
 
 def shared_layout(

@@ -16,7 +16,11 @@ from onekernel.server.service import Service
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the ids of a text (a BOS before it unless refused) or of messages."""
+    """Return the ids of a text (a BOS before it unless refused) or of messages.
+
+    One that cannot fit the context, told from its bytes as for a prompt, is refused before it is encoded; one that is
+    only somewhat longer is counted.
+    """
     service: Service = request.app.state.service
     body = await read_body(request, TokenizeBody, service.settings)
     engine = service.engine
@@ -26,19 +30,27 @@ async def tokenize(request: Request) -> Response:
         raise bad_request("give either content (or prompt) or messages", "content")
 
     def encode() -> list[int]:
+        tokenizer, check = engine.tokenizer, engine.check_length
         if body.messages is not None:
             messages = template_messages(body.messages, service.settings)
-            return engine.tokenizer.encode_chat(messages, **template_options(body.chat_template_kwargs, None))
+            options = template_options(body.chat_template_kwargs, None)
+            return tokenizer.encode_chat(messages, check_length=check, **options)
         special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         if special is False or body.parse_special is False:
-            return engine.tokenizer.encode(
-                text or "", add_special_tokens=special is not False, parse_special=body.parse_special is not False
+            return tokenizer.encode(
+                text or "",
+                add_special_tokens=special is not False,
+                parse_special=body.parse_special is not False,
+                check_length=check,
             )
-        return engine.tokenizer.encode_prompt(text or "")
+        return tokenizer.encode_prompt(text or "", check_length=check)
 
-    ids = await asyncio.to_thread(encode)
-    pieces = [{"id": i, "piece": engine.tokenizer.token_text(i)} for i in ids] if body.with_pieces else ids
-    return JsonResponse({"tokens": pieces, "count": len(ids), "max_model_len": engine.backend.max_context})
+    def answer() -> JsonResponse:
+        ids = encode()
+        pieces = [{"id": i, "piece": engine.tokenizer.token_text(i)} for i in ids] if body.with_pieces else ids
+        return JsonResponse({"tokens": pieces, "count": len(ids), "max_model_len": engine.backend.max_context})
+
+    return await asyncio.to_thread(answer)
 
 
 async def detokenize(request: Request) -> Response:
@@ -47,9 +59,13 @@ async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody, service.settings)
     engine = service.engine
     service.model_named(body.model)
-    limit = engine.tokenizer.vocab_limit
-    wrong = next((i for i in body.tokens if not 0 <= i < limit), None)
-    if wrong is not None:
-        raise bad_request(f"tokens holds {wrong}; this model's ids are 0 to {limit - 1}", "tokens")
-    text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special=False, continues=True)
-    return JsonResponse({"content": text, "prompt": text})
+
+    def answer() -> JsonResponse:
+        limit = engine.tokenizer.vocab_limit
+        wrong = next((i for i in body.tokens if not 0 <= i < limit), None)
+        if wrong is not None:
+            raise bad_request(f"tokens holds {wrong}; this model's ids are 0 to {limit - 1}", "tokens")
+        text = engine.tokenizer.decode(body.tokens, skip_special=False, continues=True)
+        return JsonResponse({"content": text, "prompt": text})
+
+    return await asyncio.to_thread(answer)

@@ -74,13 +74,17 @@ class Tokenizer:
         """Return a tokenizer for random weights: its words are the ids, `"7 12"` <-> [7, 12]; other words are 0."""
         return cls(placeholder(vocab_size), {}, {})
 
-    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool, check_length: CheckLength = _any_length
+    ) -> list[int]:
         """Return the ids of a text.
 
         `add_special_tokens` puts round it what the model's post-processor does, such as a BOS. With `parse_special`
-        text such as `<|im_end|>` becomes that token, without it stays plain text.
+        text such as `<|im_end|>` becomes that token, without it stays plain text. check_length: is told how many tokens
+        the text has at least before it is encoded, and may raise.
         """
         text = _well_formed(text)
+        check_length(self.fewest_tokens(text))
         if parse_special:
             ids = encode(self._backend, text)
         else:
@@ -90,10 +94,9 @@ class Tokenizer:
     def encode_prompt(self, text: str, *, check_length: CheckLength = _any_length) -> list[int]:
         """Return the ids of a text to be continued: one BOS if the model wants one, and never an EOS at the end.
 
-        check_length: is told how many tokens the text has at least before it is encoded, and may raise.
+        `check_length` as for `encode`.
         """
-        check_length(self.fewest_tokens(_well_formed(text)))
-        ids = self.encode(text, add_special_tokens=False, parse_special=True)
+        ids = self.encode(text, add_special_tokens=False, parse_special=True, check_length=check_length)
         if ids[: len(self._before)] == self._before:
             return ids
         return [*self._before, *ids]
@@ -111,7 +114,7 @@ class Tokenizer:
         Nothing is added to what the template writes: a BOS is there once if the template writes it. Special tokens'
         text inside messages, tools and options is plain text unless `parse_special_in_content` (`special_text` tells
         how); where there is none, the ids are those of transformers' `apply_chat_template`. Raises TemplateError if
-        there is no template or it refuses the messages. `check_length` as for `encode_prompt`.
+        there is no template or it refuses the messages. `check_length` as for `encode`.
         """
         if self.chat_template is None:
             raise TemplateError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onekernel import __version__
 from onekernel.config import ModelConfig
+from onekernel.errors import TrainingError
 from onekernel.text.vocab import Vocab
 from onekernel.train.checkpoint import whole, write_tensors
 from onekernel.train.vocabulary import token_id, write_vocabulary
@@ -38,14 +39,19 @@ def export(directory: Path, model: nn.Module, config: ModelConfig, vocab: Vocab,
             tensors[name] = full.to(torch.bfloat16).contiguous()
     if not write:
         return
-    directory.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(vocab, directory, config.max_position_embeddings)
     begin = token_id(vocab, "bos_token")
     ends = sorted(vocab.eos_token_ids)
     ids: dict[str, Any] = {} if begin is None else {"bos_token_id": begin}
     ids |= {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
-    _write_json(directory / CONFIG, config_json(config) | ids)
-    _write_json(directory / GENERATION_CONFIG, ids)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_vocabulary(vocab, directory, config.max_position_embeddings)
+        _write_json(directory / CONFIG, config_json(config) | ids)
+        _write_json(directory / GENERATION_CONFIG, ids)
+    except OSError as error:
+        raise TrainingError(
+            f"the model cannot be written to {directory} ({error.strerror or error}): make room, then resume"
+        ) from error
     about = {"format": "pt", "onekernel.version": __version__}
     write_tensors(directory / WEIGHTS, tensors, about, "model")
     # safetensors writes for the owner alone; a service runs as another user.

@@ -30,10 +30,10 @@ class Losses(NamedTuple):
     neuron_counts: list[Tensor | None]
     """By layer, (intermediate,) int64: tokens that each neuron was active for, if the model counts neurons."""
 
-    def add_to(self, stats: SparsityStats) -> None:
-        """Add what was active to the counters; nothing waits for the device."""
+    def add_to(self, stats: SparsityStats, *, by_neuron: bool = True) -> None:
+        """Add what was active to the counters, unless asked otherwise by neuron too; nothing waits for the device."""
         for layer, (rows, neurons) in enumerate(zip(self.row_counts, self.neuron_counts, strict=True)):
-            stats.observe(layer, rows, neurons)
+            stats.observe(layer, rows, neurons if by_neuron else None)
 
 
 class Attention(nn.Module):

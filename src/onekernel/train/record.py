@@ -11,8 +11,9 @@ from typing import Any
 
 from onekernel.errors import ConfigError, TrainingError
 from onekernel.train.settings import RunSettings
+from onekernel.weights.directory import RUN_LOG
 
-LOG, PICTURE, EVENTS = "log.jsonl", "progress.png", "tensorboard"
+LOG, PICTURE, EVENTS = RUN_LOG, "progress.png", "tensorboard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ from onekernel.train.start import build_model, find_start
 from onekernel.train.trainer import Trainer, adamw
 from onekernel.train.vocabulary import rows
 from onekernel.train.world import World, open_world
+from onekernel.weights.directory import RUN_CHECKPOINT, RUN_MODEL, WEIGHTS
 
-CHECKPOINT, MODEL, TOKENIZER, TOKENS = "checkpoint.safetensors", "model", "tokenizer", "tokens"
+CHECKPOINT, MODEL, TOKENIZER, TOKENS = RUN_CHECKPOINT, RUN_MODEL, "tokenizer", "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,9 @@ class _Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run.directory {self.folder} cannot be made: {error.strerror or error}") from None
+        for name in (MODEL, TOKENIZER, TOKENS):
+            if (path := self.folder / name).exists() and not path.is_dir():
+                raise ConfigError(f"{path} is a file and must become a folder; move it, or give another run.directory")
         if not self.checkpoint.is_file():
             return 0
         progress = read_progress(self.checkpoint)
@@ -152,7 +156,8 @@ class _Run:
                 f"{self.folder} holds a run of {progress.step} steps; go on with it by --resume, or give another "
                 "run.directory"
             )
-        if progress.step >= self.settings.run.steps:
+        unwritten = not (self.folder / MODEL / WEIGHTS).is_file()  # as after a full disk: that part is done again
+        if progress.step >= self.settings.run.steps + unwritten:
             raise ConfigError(f"the run in {self.folder} has done its {progress.step} steps; raise run.steps to go on")
         _refuse_changes(self.folder, progress.fixed, json.loads(json.dumps(self.settings.fixed())))
         return progress.step

@@ -80,6 +80,8 @@ class SparsitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     l1: NotNegative = 2e-5
     l1_warm_up: CountOrNever = 0
     """Steps over which the coefficient rises linearly from 0."""
+    renoise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Share by which the gates of dead neurons move towards noise after each step (published: 0.1); 0: they stay."""
     route: Literal["auto", "dense", "sparse"] = "auto"
     """How feed-forwards are computed, always exactly. auto: on a GPU the fastest for what was counted, else dense."""
 

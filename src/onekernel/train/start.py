@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from onekernel.config import ModelConfig
+from onekernel.errors import ConfigError
 from onekernel.models.registry import check_tensors, model_config
 from onekernel.text import hf_vocab
 from onekernel.text.vocab import Vocab
@@ -43,7 +44,11 @@ def find_start(settings: Settings, tokenizer: Path, say: Callable[[str], None] =
         check_tensors(config, checkpoint)
         vocab = read_vocabulary(checkpoint.settings.tokenizer, settings.model.start)
         wanted = settings.model.hidden_act or config.hidden_act
+        _check_renoise(settings, wanted)
         return Start(replace(config, hidden_act=wanted), vocab, checkpoint, config.hidden_act)
+    _check_renoise(
+        settings, new_model(settings, settings.tokenizer.vocab_size).hidden_act
+    )  # before anything takes long
     vocab = _vocabulary(settings, tokenizer, say)
     config = new_model(settings, rows(vocab))
     return Start(config, vocab, None, config.hidden_act)
@@ -60,6 +65,14 @@ def build_model(start: Start, settings: Settings, device: torch.device) -> Spars
             parameter.copy_(start.checkpoint.read(name))
     start.checkpoint.close()
     return model.to(device)
+
+
+def _check_renoise(settings: Settings, activation: Activation) -> None:
+    if settings.sparsity.renoise and activation == "silu":
+        raise ConfigError(
+            f"sparsity.renoise is {settings.sparsity.renoise:g} and model.hidden_act silu, whose neurons do not die; "
+            "set the former to 0, or the latter to relu"
+        )
 
 
 def _vocabulary(settings: Settings, kept: Path, say: Callable[[str], None]) -> Vocab:

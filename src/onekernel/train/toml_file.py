@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -36,7 +36,7 @@ def convert(values: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error), values)) from None
+        raise ConfigError(_sentence(str(error), values, kind)) from None
 
 
 def _refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
@@ -52,7 +52,7 @@ def _refuse_unknown(values: Mapping[str, Any], kind: type[msgspec.Struct], where
             _refuse_unknown(value, inner, f"{where}{key}.")
 
 
-def _sentence(message: str, values: Mapping[str, Any]) -> str:
+def _sentence(message: str, values: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:
     """Turn msgspec's "Expected `int`, got `str` - at `$.run.steps`" into a sentence with the value found there."""
     what, _, place = message.partition(" - at `$")
     path = place.rstrip("`").lstrip(".")
@@ -67,4 +67,17 @@ def _sentence(message: str, values: Mapping[str, Any]) -> str:
     expected = what[:1].lower() + what[1:].partition(", got")[0]
     if not path:
         return expected.replace("`", "")  # of the file as a whole: a check of its own, which names the keys
+    if choices := _choices(kind, path):
+        return f"{path} is {found!r}; it must be {', '.join(choices[:-1])} or {choices[-1]}"
     return f"{path} is {found!r}; {expected.replace('`', '')}"
+
+
+def _choices(kind: Any, path: str) -> list[str]:
+    """Return the words that a key may be; none if it is not one of a few words."""
+    for name in path.split("."):
+        fields = {} if get_args(kind) else {field.name: field.type for field in msgspec.structs.fields(kind)}
+        if name not in fields:  # inside of a list
+            return []
+        kind = fields[name]
+    kinds = [kind, *get_args(kind)]  # one that may be left out is a union with None
+    return [word for one in kinds if get_origin(one) is Literal for word in get_args(one)]

@@ -17,6 +17,7 @@ from onekernel.train.interrupt import Interrupt
 from onekernel.train.model import Losses, SparseLlama
 from onekernel.train.pieces import Pieces
 from onekernel.train.record import StepReport
+from onekernel.train.renoise import renoise
 from onekernel.train.routes import choose_routes, shared
 from onekernel.train.schedule import l1_coefficient, learning_rate
 from onekernel.train.settings import Settings
@@ -69,12 +70,12 @@ class Trainer:
             done = step + 1
             saves = done == run.steps or (run.checkpoint_every > 0 and done % run.checkpoint_every == 0)
             looks = done % run.log_every == 0 or saves
-            counts = looks or run.compile  # compiled code is one for all steps
-            self._model.count_neurons(counts)
-            self._step(step, pieces)
+            # Compiled code is one for all steps, and dead neurons are looked for in each.
+            self._model.count_neurons(looks or run.compile or self._settings.sparsity.renoise > 0)
+            self._step(step, pieces, looks=looks)
             stops = interrupt.asked if self._world.size == 1 else looks and self._anyone(interrupt.asked)
             if looks or stops:
-                duties.report(self._report(done, done - since, time.monotonic() - started, counted=counts))
+                duties.report(self._report(done, done - since, time.monotonic() - started, counted=looks))
                 since, started = done, time.monotonic()
             if run.evaluate_every and done % run.evaluate_every == 0 and done < run.steps:
                 duties.evaluate(done)
@@ -86,23 +87,30 @@ class Trainer:
                 return done
         return run.steps
 
-    def _step(self, step: int, pieces: Pieces) -> None:
+    def _step(self, step: int, pieces: Pieces, *, looks: bool) -> None:
+        """Take one step; where it `looks`, what was active is counted by neuron too."""
         settings, world = self._settings, self._world
         rate = learning_rate(step, settings.run.steps, settings.optimizer)
         l1 = l1_coefficient(step, settings.sparsity)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        active: Tensor | None = None
         parts = pieces.batch(step, world.rank, world.size).split(settings.run.micro_batch or settings.run.batch)
         for number, part in enumerate(parts):
             with self._accumulation(last=number == len(parts) - 1), world.precision():
                 losses: Losses = self._shared(part.to(world.device, non_blocking=True))
                 ((losses.loss + l1 * losses.penalty) / len(parts)).backward()
             self._sums[:2] += torch.stack([losses.loss, losses.penalty]).detach() / len(parts)
-            losses.add_to(self._stats)
+            losses.add_to(self._stats, by_neuron=looks)
+            if settings.sparsity.renoise:
+                counts = torch.stack([layer for layer in losses.neuron_counts if layer is not None])
+                active = counts if active is None else active + counts
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), settings.optimizer.clip)
         self._sums[2] += norm.full_tensor() if isinstance(norm, DTensor) else norm
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if active is not None:
+            renoise(self._model, world.total(active).unbind(), settings.sparsity.renoise, settings.run.seed, step)
 
     def _accumulation(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a micro-batch: gradients go to the other processes with the last one only."""

@@ -16,6 +16,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
+RUN_CHECKPOINT, RUN_LOG, RUN_MODEL = "checkpoint.safetensors", "log.jsonl", "model"
+"""What `onekernel train` writes into the folder of a run; the last is a directory like those that are read here."""
+
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -25,6 +28,8 @@ def read_settings(directory: Path, *, name: str, source: str, notes: tuple[str, 
     if ADAPTER_CONFIG in names:
         refuse_adapter(source)
     if CONFIG not in names:
+        if names & {RUN_CHECKPOINT, RUN_LOG}:
+            _refuse_run(directory)
         refuse_without_config(names, source)
     generation = read_json(directory / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
     return CheckpointSettings(
@@ -55,6 +60,15 @@ def index_shards(directory: Path) -> dict[str, str]:
         if Path(name).name != name:
             raise ModelError(f"{path} places tensors in {name!r}; shards must lie beside the index")
     return placed
+
+
+def _refuse_run(directory: Path) -> NoReturn:
+    model = directory / RUN_MODEL
+    if (model / CONFIG).is_file():
+        raise ModelError(f"{directory} is the folder of a training run; its model is {model}: give that")
+    raise ModelError(
+        f"{directory} is the folder of a training run that has not ended; go on with it by --resume, then give {model}"
+    )
 
 
 def refuse_adapter(source: str) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -34,8 +35,10 @@ _BIAS = 0.1
 _NORM = 0.1
 """Deviations of biases, and of norms around 1."""
 
-_CHUNK_VALUES = 1 << 22
-"""Values made at once: 16 MiB of float32 on the way, and enough for each core to be worth waking."""
+_CHUNK_VALUES = 1 << 20
+"""Values that a thread makes at once, a multiple of 4."""
+_PIECE_VALUES = 1 << 15
+"""Values that are turned from one form into the next while a core's caches hold them."""
 
 
 class DummyCheckpoint:
@@ -87,12 +90,17 @@ def _uniform(name: str, count: int, centre: float, deviation: float) -> torch.Te
     as normal deviates, and sums over a row are normal all the same.
     """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    stream = np.random.PCG64(seed)
     step = math.sqrt(3) * deviation / (1 << 15)
     values = torch.empty(count, dtype=torch.bfloat16)
-    for start in range(0, count, _CHUNK_VALUES):
-        size = min(_CHUNK_VALUES, count - start)
-        words = stream.random_raw(-(-size // 4))
-        chunk = torch.from_numpy(words.view(np.int16)[:size])
-        values[start : start + size] = chunk.to(torch.float32).mul_(step).add_(centre)
+
+    def fill(start: int) -> None:
+        part = values[start : start + _CHUNK_VALUES]
+        stream = np.random.PCG64(seed)
+        stream.advance(start // 4)
+        words = torch.from_numpy(stream.random_raw(-(-len(part) // 4)).view(np.int16)[: len(part)])
+        for to, drawn in zip(part.split(_PIECE_VALUES), words.split(_PIECE_VALUES), strict=True):
+            to.copy_(drawn.to(torch.float32).mul_(step).add_(centre))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fill, range(0, count, _CHUNK_VALUES)))
     return values

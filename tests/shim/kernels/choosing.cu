@@ -11,7 +11,7 @@ __device__ void take_given(const Machine& m, const Task& task, const float* give
       const u32 token = task.first * 8 + i;
       if (token >= m.header.vocab_limit) continue;
       const u64 at = static_cast<u64>(s) * m.launch.logit_stride + token;
-      best.add(given[at], is_finite(given[at]) ? token : FAILED_LOGITS);
+      best.add_value(given[at], token, FAILED_LOGITS);
       m.launch.logits[at] = given[at];
     }
     __syncwarp();
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1)
   for (u32 i = threadIdx.x; i < 2 * sizeof(Task) / 4; i += CONSUMERS)
     reinterpret_cast<u32*>(shared.tasks())[i] = reinterpret_cast<const u32*>(tasks + blockIdx.x * 2)[i];
   __syncthreads();
-  Machine m{launch, *header, watch, shared, MegaRing(dynamic_shared()), {}, 0, 0, {}};
+  Machine m{launch, *header, watch, shared, MegaRing(dynamic_shared()), {}, 0, 0, Trace<TRACED>()};
   bool ok = true;
   for (m.token = 0; ok && m.token < limit; m.token++) {
     m.phase = 0;

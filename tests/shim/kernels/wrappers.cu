@@ -45,10 +45,10 @@ __device__ void multiply_bytes(const u8* a, const u8* b, i32* c) {
     for (u32 i = 0; i < 4; i++) c[kind * 128 + (group + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[kind][i];
 }
 
-// out (32, 8)
+// out (32, 12)
 __device__ void exchange(u32* out) {
   const u32 lane = lane_index();
-  u32* mine = out + lane * 8;
+  u32* mine = out + lane * 12;
   mine[0] = shuffle_xor(lane * 3, 5);
   mine[1] = shuffle_index(lane * 3, 37);
   mine[2] = shuffle_down(lane * 3, 4);
@@ -57,6 +57,10 @@ __device__ void exchange(u32* out) {
   mine[5] = static_cast<u32>(dp4a_ss(0x80ff7f01u + lane, 0x01fe037fu, -5));
   mine[6] = static_cast<u32>(dp4a_us(0x80ff7f01u + lane, 0x01fe037fu, -5));
   mine[7] = bf16_pair(1.0f + lane * 0.001f, -3.0f - lane * 0.003f);
+  mine[8] = warp_max(lane * 0x9E3779B9u);
+  mine[9] = warp_min(lane * 0x9E3779B9u + 5);
+  mine[10] = warp_sum(lane * 0x9E3779B9u);
+  mine[11] = 0;
 }
 
 // Warps 0 and 1 meet at barrier 3, warps 2 and 3 at barrier 4; then all. out (4, 32)

@@ -15,7 +15,7 @@ from onekernel.plan.limits import Limits
 from onekernel.plan.plan import make_plan
 from onekernel.plan.prediction import H200, predict_us
 from onekernel.weights.shipped import read_shipped
-from tests.tiny_llama import write_tiny
+from tests.tiny_llama import CONFIG, write_tiny
 
 
 def test_json_has_every_phase_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +73,34 @@ def test_a_relu_gate_makes_the_feed_forwards_sparse(capsys: pytest.CaptureFixtur
     assert "if 5 % of the neurons fire" in capsys.readouterr().out
     assert main(["plan", str(tmp_path), "--device", "cpu", "--dense", "--active-fraction", "0.5"]) == 2
     assert "--dense reads all neurons" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "reason"),
+    [
+        (CONFIG | {"hidden_act": "relu"}, [], "128 neurons in tiles of 8 are too few for 132 CTAs, each of which must"),
+        (CONFIG | {"hidden_act": "relu"}, ["--sequences", "8"], "they take one sequence, and 8 were asked for"),
+        (CONFIG | {"hidden_act": "relu", "mlp_bias": True}, [], "the feed-forwards have biases"),
+        (CONFIG | {"hidden_act": "relu"}, ["--dense"], None),
+        (CONFIG | {"hidden_act": "relu"}, ["--ctas", "4"], None),
+        (CONFIG, [], None),
+    ],
+)
+def test_a_relu_gate_with_dense_feed_forwards_says_why(
+    config: dict[str, Any], flags: list[str], reason: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = ["plan", str(tmp_path), "--device", "cpu", "--ctx-size", "512", *flags]
+    assert main(arguments) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("feed-forwards ")]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["why_dense"]
+    if reason is None:
+        assert (told, found) == ([], None)
+    else:
+        assert reason in found
+        assert "plan" not in found
+        assert told == [f"feed-forwards  dense: {found}"]
 
 
 PER_LAYER = ["qkv", "attention", "combine", "out", "gate_up", "down"]

@@ -86,6 +86,12 @@ def test_tokens_there_and_back(http: httpx.Client, llm: LLM) -> None:
     assert "".join(piece["piece"] for piece in pieces) == TEXT
 
 
+def test_a_text_somewhat_longer_than_the_context_is_counted(http: httpx.Client, llm: LLM) -> None:
+    text = TEXT * 300
+    told = http.post("/tokenize", json={"content": text}).json()
+    assert told["count"] == len(llm.tokenizer.encode_prompt(text)) > told["max_model_len"]
+
+
 def test_messages_are_tokenized_as_a_chat_would_be(http: httpx.Client, llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     told = http.post("/tokenize", json={"messages": messages}).json()

@@ -200,6 +200,9 @@ def test_a_prompt_far_too_long_is_refused_before_it_is_encoded(
     for path, body in (
         ("/v1/completions", {"prompt": text}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("/tokenize", {"content": text}),
+        ("/tokenize", {"prompt": text, "add_special_tokens": False}),
+        ("/tokenize", {"messages": [{"role": "user", "content": text}]}),
     ):
         error = refused(http.post(path, json=body))
         assert error["code"] == "context_length_exceeded"

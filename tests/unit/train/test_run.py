@@ -21,6 +21,7 @@ from safetensors import safe_open
 from onekernel import LLM, SamplingParams
 from onekernel.errors import ConfigError, DeviceError, NumericError, TrainingError
 from onekernel.train import checkpoint as checkpoints
+from onekernel.train import export as exports
 from onekernel.train.record import HeldOutReport, Report, StepReport, read_log
 from onekernel.train.run import CHECKPOINT, Listener, train
 from onekernel.train.settings import Settings
@@ -85,12 +86,13 @@ def test_a_run_leaves_a_model_that_has_learned_and_its_log(tmp_path: Path) -> No
         assert answer.strip()
 
 
-@pytest.mark.parametrize("route", ["auto", "sparse"])
-def test_a_killed_run_goes_on_with_the_same_losses_and_weights(route: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("route", "renoise"), [("auto", 0.0), ("sparse", 0.1)])
+def test_a_killed_run_goes_on_with_the_same_losses_and_weights(route: str, renoise: float, tmp_path: Path) -> None:
     asked = {}
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
-        asked[name] = settings(tmp_path / name, run={"micro_batch": 2}, sparsity={"route": route})
+        sparsity = {"route": route, "renoise": renoise, "l1": 1.0}  # much: neurons die
+        asked[name] = settings(tmp_path / name, run={"micro_batch": 2}, sparsity=sparsity)
     train(asked["straight"])
     with pytest.raises(Killed):
         train(asked["killed"], at_step(5, kill))
@@ -143,11 +145,11 @@ def test_ctrl_c_writes_a_checkpoint_after_the_step(tmp_path: Path) -> None:
 def test_neurons_are_counted_in_the_steps_that_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, step = [], Trainer._step
 
-    def watched(self: Trainer, number: int, pieces: Any) -> None:
+    def watched(self: Trainer, number: int, pieces: Any, **options: bool) -> None:
         counted.append(self._model.layers[0].mlp.count_neurons)
         if number == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        step(self, number, pieces)
+        step(self, number, pieces, **options)
 
     monkeypatch.setattr(Trainer, "_step", watched)
     assert train(settings(tmp_path, run={"checkpoint_every": 0, "log_every": 3, "steps": 9})).step == 5
@@ -201,6 +203,24 @@ def test_a_run_that_is_done_says_so(tmp_path: Path) -> None:
     asked = settings(tmp_path, run={"steps": 2})
     train(asked)
     with pytest.raises(ConfigError, match=r"has done its 2 steps; raise run\.steps"):
+        train(asked, resume=True)
+
+
+def test_a_model_that_could_not_be_written_is_written_by_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked = settings(tmp_path, run={"steps": 2})
+    monkeypatch.setattr(exports, "write_vocabulary", full)
+    with pytest.raises(TrainingError, match=r"the model cannot be written to .*No space left on device\): make room"):
+        train(asked)
+    monkeypatch.undo()
+    outcome = train(asked, resume=True)
+    assert (outcome.step, len(outcome.held_out)) == (2, 1)
+    assert (outcome.model / "model.safetensors").is_file()
+    with pytest.raises(ConfigError, match="has done its 2 steps"):
         train(asked, resume=True)
 
 
@@ -271,11 +291,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
 ) -> None:
     straight = Trainer._step
 
-    def poisoned(self: Trainer, step: int, pieces: Any) -> None:
+    def poisoned(self: Trainer, step: int, pieces: Any, **options: bool) -> None:
         if step == 3:
             with torch.no_grad():
                 self._model.get_parameter("model.norm.weight").fill_(math.nan)
-        straight(self, step, pieces)
+        straight(self, step, pieces, **options)
 
     monkeypatch.setattr(Trainer, "_step", poisoned)
     with pytest.raises(NumericError, match=r"loss became nan between steps 2 and 4; lower .*Last checkpoint: step 2"):

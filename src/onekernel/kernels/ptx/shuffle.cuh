@@ -1,4 +1,4 @@
-// Exchange inside a full warp. All 32 lanes call the same one: the masks are not parameters.
+// Exchange and sums inside a full warp. All 32 lanes call the same one: the masks are not parameters.
 #pragma once
 
 #include "ptx/platform.cuh"
@@ -39,5 +39,29 @@ __device__ __forceinline__ u32 warp_ballot(bool predicate) {
   return __ballot_sync(0xffffffff, predicate);
 #else
   return shim::ballot(predicate);
+#endif
+}
+
+// The highest of all lanes' values: one instruction where shuffles would take five rounds.
+__device__ __forceinline__ u32 warp_max(u32 value) {
+#ifdef __CUDACC__
+  u32 highest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(highest) : "r"(value));
+  return highest;
+#else
+  return shim::warp_max(value);
+#endif
+}
+
+__device__ __forceinline__ u32 warp_min(u32 value) { return ~warp_max(~value); }
+
+// The sum of all lanes' values, modulo 2**32.
+__device__ __forceinline__ u32 warp_sum(u32 value) {
+#ifdef __CUDACC__
+  u32 sum;
+  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(value));
+  return sum;
+#else
+  return shim::warp_sum(value);
 #endif
 }

@@ -79,6 +79,10 @@ inline void bulk_prefetch(const void* from, u32 bytes) {
     fail("CTA %u: a bulk access of %u bytes at %p; all must be multiples of 16", self->block->index, bytes, from);
 }
 
+inline void prefetch(const void* from) {
+  if (from == nullptr) fail("CTA %u: a prefetch of nothing", self->block->index);
+}
+
 inline void bulk_copy(void* to, const void* from, u32 bytes, u64* landed) {
   scheduling_point();
   bulk_prefetch(from, bytes);

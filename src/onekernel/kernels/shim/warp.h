@@ -41,6 +41,20 @@ inline u32 ballot(bool predicate) {
   return bits;
 }
 
+inline u32 warp_max(u32 value) {
+  auto values = gather("warp_max", value);
+  u32 highest = 0;
+  for (u32 one : values) highest = one > highest ? one : highest;
+  return highest;
+}
+
+inline u32 warp_sum(u32 value) {
+  auto values = gather("warp_sum", value);
+  u32 sum = 0;
+  for (u32 one : values) sum += one;
+  return sum;
+}
+
 // Each lane's row of 16 bytes; see ptx/matrix.cuh.
 inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
   if (reinterpret_cast<uintptr_t>(row) % 16) fail("a row of a matrix at %p, which is not a multiple of 16", row);

@@ -72,7 +72,7 @@ struct Launch {
 
 __host__ __device__ constexpr u32 round_up(u32 value, u32 step) { return (value + step - 1) / step * step; }
 
-enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_STOPPED, WORD_TOKEN, WORD_BEST = (WORD_TOKEN + SEQUENCES + 1) / 2 * 2 };
+enum SharedWord : u32 { WORD_LEAVE, WORD_APPENDED, WORD_STOPPED, WORD_TOKEN, WORD_TRACE = (WORD_TOKEN + SEQUENCES + 3) / 4 * 4, WORD_BEST = WORD_TRACE + 8 };
 
 // How the cache of a sequence is shared out for its next token. Block b of `block_pages` pages belongs to member b %
 // members for ever, so it is appended and read by one CTA. Every layer of a token asks, so the divisions are done once.
@@ -123,6 +123,8 @@ struct Shared {
   static __device__ __forceinline__ float* sums() { return at<float>(SUMS); }
   // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
   static __device__ __forceinline__ u32* words() { return at<u32>(WORDS); }
+  // Of the first computing thread (side 0) and the loader (side 1), used only where TRACED.
+  static __device__ __forceinline__ TraceState* trace(u32 side) { return at<TraceState>(WORDS + WORD_TRACE * 4) + side; }
   // (2, SEQUENCES): those of the token that is computed, then the loader's own, which is up to a token ahead.
   static __device__ __forceinline__ KvSplit* splits() { return at<KvSplit>(SPLITS); }
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)

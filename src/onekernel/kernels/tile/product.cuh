@@ -17,50 +17,33 @@ __device__ __forceinline__ void store_pair(u32* x, u32 index, u32 first, u32 sec
   to[SEQUENCES == 1 ? 4 : 1] = second;
 }
 
-// The tag that keeps a pair from being taken: of the words that do not carry `want`, the second one's; `want` if both do.
-__device__ __forceinline__ u32 other_tag(const Pair& pair, u32 want) {
-  const u32 low = static_cast<u32>(pair.first >> 32), high = static_cast<u32>(pair.second >> 32);
-  return high == want ? low : high;
-}
-
-// Waits for UNROLL pairs of words a thread, and keeps their values in shared.x() as bf16, multiplied by the norm's weights
-// if NORMED; adds their squares to `squares` then. A word that has come is not asked for again: what a hand-over costs is
-// round trips, and asking delays the weights.
+// One sequence's inputs: UNROLL pairs of words a thread at once, to shared.x() as bf16; if NORMED, multiplied by the norm's
+// weights, which come meanwhile, and their squares are added to `squares`.
 template <bool NORMED, u32 UNROLL>
-__device__ __forceinline__ bool take_some(const Machine& m, const float* norm, const Pair* words, u32* x, u32 first, u32 pairs, u32 want, u32 id,
-                                          float& squares) {
-  float4 scale[NORMED ? UNROLL : 1] = {};
-  Pair taken[UNROLL] = {};
-  const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
-#pragma unroll
-  for (u32 i = 0; i < UNROLL; i++)
-    if (NORMED && i < count) scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
-  const bool ok = spin(m.watch, Wait::VALUE, id + 2 * first, want, [&](u64& seen) {
-    bool ready = true;
+__device__ __forceinline__ bool take_sequence(const Machine& m, const float* norm, u32 word, u32 pairs, u32 want, u32* x, float& squares) {
+#pragma unroll 1
+  for (u32 first = threadIdx.x; first < pairs; first += CONSUMERS * UNROLL) {
+    const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
+    // Set, or the compiler would keep what it was before in registers, eight of them throughout the kernel.
+    float4 scale[NORMED ? UNROLL : 1] = {};
+    Pair taken[UNROLL];
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++)
-      if (i < count && other_tag(taken[i], want) != want) taken[i] = load_relaxed_gpu(words + first + i * CONSUMERS);
+      if (NORMED && i < count) scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
+    const Pair* const words = reinterpret_cast<const Pair*>(m.launch.exchange + word) + first;
+    if (!wait_pairs<CONSUMERS>(m.watch, words, count, want, word + 2 * first, taken)) return false;
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++) {
-      const u32 tag = other_tag(taken[i], want);
-      if (i >= count || tag == want) continue;
-      ready = false;
-      seen = tag;
+      if (i >= count) continue;
+      u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
+      if (NORMED) {
+        const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
+        squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+        a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
+        b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
+      }
+      store_pair(x, first + i * CONSUMERS, a, b);
     }
-    return ready;
-  });
-  if (!ok) return false;
-#pragma unroll
-  for (u32 i = 0; i < UNROLL; i++) {
-    if (i >= count) continue;
-    u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
-    if (NORMED) {
-      const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
-      squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
-      a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
-      b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
-    }
-    store_pair(x, first + i * CONSUMERS, a, b);
   }
   return true;
 }
@@ -68,27 +51,26 @@ __device__ __forceinline__ bool take_some(const Machine& m, const float* norm, c
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
 // and leaves each warp's sum of squares in shared.sums(). All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
-  // Pairs that a thread waits for at once. Without a norm's weights there are registers for more, and inputs are wider.
-  constexpr u32 NORMED_UNROLL = 2, UNROLL = 4;
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
+  const u32 each = (pairs + CONSUMERS - 1) / CONSUMERS;  // of a thread
   bool ok = true;
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const u32 id = task.in_word + s * stride;
-    const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + id);
+    const u32 word = task.in_word + s * stride;
     u32* x = m.shared.x() + s * (m.header.max_inputs / 2);
     float squares = 0;
-    // Whoever gives up goes on to the shuffles below, where the warp's other lanes expect it.
-    if (norm != nullptr) {
-#pragma unroll 1
-      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * NORMED_UNROLL)
-        ok = take_some<true, NORMED_UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
-    } else {
-#pragma unroll 1
-      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * UNROLL)
-        ok = take_some<false, UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
-    }
+    // Whoever gives up goes on to the shuffles below, where the warp's other lanes expect it. With a norm inputs are as wide
+    // as the residual, and its weights take registers too.
+    if (norm != nullptr)
+      ok = each == 1 ? ok && take_sequence<true, 1>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<true, 2>(m, norm, word, pairs, want, x, squares);
+    else if (each <= 2)
+      ok = each == 1 ? ok && take_sequence<false, 1>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<false, 2>(m, norm, word, pairs, want, x, squares);
+    else
+      ok = each <= 4 ? ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<false, 8>(m, norm, word, pairs, want, x, squares);
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
     for (u32 i = pairs + threadIdx.x; i < task.k_units * unit_columns / 4; i += CONSUMERS) store_pair(x, i, 0, 0);

@@ -27,12 +27,30 @@ struct TraceBuffer {
   u32 token;   // whose marks are kept
 };
 
-// One thread's stream. What it costs is a store and a look at the clock for each mark.
+// The SM's cycles and the common time, read when the latter has just changed: it does so about once in a microsecond.
+__device__ __forceinline__ void both_clocks(u64* words) {
+  const u64 before = clock_ns();
+  u64 now = before;
+#pragma unroll 1
+  for (u32 looks = 0; now == before && looks < 1u << 16; looks++) now = clock_ns();
+  words[0] = clock_cycles();
+  words[1] = now;
+}
+
+// Where one thread's stream stands. It lies in shared memory: registers are short, and spilled they would lie in L2.
+struct alignas(16) TraceState {
+  u64* next;
+  u32 room;    // words; 0 while another token is made
+  u32 waited;  // cycles
+};
+
+// One thread's stream. What it costs is a store, a look at the clock and one at its state for each mark.
 template <bool ON>
 struct Trace {
-  u64* next = nullptr;
-  u32 room = 0;  // 0 while another token is made
-  u32 waited = 0;
+  static constexpr u32 LOOK = 64;  // cycles that a wait takes whose stage is there
+  TraceState* state;
+
+  __device__ __forceinline__ explicit Trace(TraceState* state = nullptr) : state(state) {}
 
   static __device__ __forceinline__ u64* stream(const TraceBuffer& buffer, u32 side) {
     return buffer.words + (static_cast<u64>(blockIdx.x) * 2 + side) * buffer.room;
@@ -41,47 +59,51 @@ struct Trace {
   __device__ __forceinline__ void begin(const TraceBuffer& buffer, u32 side) {
     u64* words = stream(buffer, side);
     words[0] = 0;
-    words[1] = clock_cycles();
-    words[2] = clock_ns();
-    next = words + 5;
+    both_clocks(words + 1);
+    *state = TraceState{words + 5, 0, 0};
   }
 
   __device__ __forceinline__ void at_token(const TraceBuffer& buffer, u32 token) {
-    room = token == buffer.token ? buffer.room - 5 : 0;
+    state->room = token == buffer.token ? buffer.room - 5 : 0;
+    state->waited = 0;
   }
 
   __device__ __forceinline__ void put(Mark mark, u32 id, u64 value) {
+    const u32 room = state->room;
     if (room == 0) return;
-    room--;
-    *next++ = static_cast<u64>(mark) << 56 | static_cast<u64>(id & 0xffff) << 40 | (value & 0xffffffffffull);
+    state->room = room - 1;
+    u64* const next = state->next;
+    state->next = next + 1;
+    *next = static_cast<u64>(mark) << 56 | static_cast<u64>(id & 0xffff) << 40 | (value & 0xffffffffffull);
   }
 
   __device__ __forceinline__ void mark(Mark mark, u32 id) { put(mark, id, clock_cycles()); }
 
-  // Calls wait() and adds its cycles to what WEIGHTS tells.
+  // Calls wait(), by all threads, and adds the first one's cycles to what WEIGHTS tells.
   template <class Wait>
   __device__ __forceinline__ bool timed(Wait wait) {
     const u32 since = static_cast<u32>(clock_cycles());
     const bool ok = wait();
-    waited += static_cast<u32>(clock_cycles()) - since;
+    const u32 waited = static_cast<u32>(clock_cycles()) - since;
+    if (threadIdx.x == 0 && waited > LOOK) state->waited += waited;
     return ok;
   }
 
   __device__ __forceinline__ void weights(u32 phase) {
-    put(Mark::WEIGHTS, phase, waited);
-    waited = 0;
+    put(Mark::WEIGHTS, phase, state->waited);
+    state->waited = 0;
   }
 
   __device__ __forceinline__ void end(const TraceBuffer& buffer, u32 side) {
     u64* words = stream(buffer, side);
-    words[0] = static_cast<u64>(next - words) - 5;
-    words[3] = clock_cycles();
-    words[4] = clock_ns();
+    words[0] = static_cast<u64>(state->next - words) - 5;
+    both_clocks(words + 3);
   }
 };
 
 template <>
 struct Trace<false> {
+  __device__ __forceinline__ explicit Trace(TraceState* = nullptr) {}
   __device__ __forceinline__ void begin(const TraceBuffer&, u32) {}
   __device__ __forceinline__ void at_token(const TraceBuffer&, u32) {}
   __device__ __forceinline__ void mark(Mark, u32) {}

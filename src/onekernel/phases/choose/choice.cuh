@@ -42,7 +42,7 @@ struct ChoiceShared {
   u32 listed, verdict;
   u32 members[LISTED][2];  // logit and token
   Best bests[SEQUENCES][MK_WARPS];
-  float logits[MK_WARPS];
+  u32 logits[MK_WARPS];
   float tops[2];  // the highest score and the highest logit
   u32 outcomes[SEQUENCES];
 };
@@ -104,12 +104,8 @@ __device__ __forceinline__ u32 bin_of(float score, float top) {
 constexpr u32 TOKEN_BITS = 24, PLACE_BITS = 32 + TOKEN_BITS, RADIX_BITS = 8;
 constexpr u64 NO_LIMIT = ~0ull;
 static_assert(RADIX == 1 << RADIX_BITS && PLACE_BITS % RADIX_BITS == 0, "whole digits");
-__device__ __forceinline__ u32 ordered(float value) {
-  const u32 bits = __float_as_uint(value);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 __device__ __forceinline__ u64 place_of(float score, u32 token, float top) {
-  return static_cast<u64>(ordered(top) - ordered(score)) << TOKEN_BITS | token;
+  return static_cast<u64>(level_of(top) - level_of(score)) << TOKEN_BITS | token;
 }
 
 enum Values : u32 { SCORES, LOGITS };

@@ -12,13 +12,6 @@
 
 #include "phases/choose/rounds.cuh"
 
-__device__ __forceinline__ bool is_stop_id(const Launch& launch, u32 token) {
-#pragma unroll 1
-  for (u32 i = 0; i < launch.stop_count; i++)
-    if (launch.stop_ids[i] == token) return true;
-  return false;
-}
-
 // After the head, in place of publish_bests: what the CTA's rows score, and the best of that.
 __device__ __forceinline__ void publish_scores(const Machine& m, const Task& task) {
   const Choosing& choosing = m.launch.choosing;
@@ -31,7 +24,7 @@ __device__ __forceinline__ void publish_scores(const Machine& m, const Task& tas
     const Sampling& sampling = choosing.sampling[s];
     const bool filtered = sampling.flags & CHOOSE_FILTERED;
     const float* logits = m.launch.logits + static_cast<u64>(s) * m.launch.logit_stride;
-    Best best{LOWEST, NO_TOKEN};
+    Best best{NO_LEVEL, NO_TOKEN};
 #pragma unroll 1
     for (u32 token = task.first * tile_rows + forget(threadIdx.x) * 2; token < end; token += CONSUMERS * 2) {
       uint4 words = make_uint4(0, 0, 0, 0);
@@ -42,10 +35,8 @@ __device__ __forceinline__ void publish_scores(const Machine& m, const Task& tas
         const float score = score_of(m, sampling, s, token + i, logits[token + i]);
         if (filtered) choosing.scores[static_cast<u64>(s) * m.launch.logit_stride + token + i] = score;
         if (score == minus_infinity()) continue;
-        if (!is_finite(score))
-          best.fail(FAILED_SCORES);
-        else
-          best.add(!filtered && sampling.temperature > 0 ? score + gumbel(word_of(words, token + i)) : score, token + i);
+        const bool noisy = !filtered && sampling.temperature > 0 && is_finite(score);
+        best.add_value(noisy ? score + gumbel(word_of(words, token + i)) : score, token + i, FAILED_SCORES);
       }
     }
     __syncwarp();
@@ -53,76 +44,93 @@ __device__ __forceinline__ void publish_scores(const Machine& m, const Task& tas
     if (lane_index() == 0) shared.bests[s][warp_index()] = best;
   }
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (threadIdx.x >= SEQUENCES) return;
-  const u32 s = threadIdx.x;
-  const Best logit = best_of_warps(m, s);
-  Best best = best_of(shared.bests[s]);
-  if (!is_finite(logit.logit)) best = logit;
-  if (choosing.mode != CHOOSE_ROUNDS) {
-    publish_best(m, s, best);
-    return;
+#pragma unroll 1
+  for (u32 s = forget(threadIdx.x) / WARP; s < SEQUENCES; s += MK_WARPS) {
+    const Best logit = best_of(warp_bests(m, s));
+    Best best = best_of(shared.bests[s]);
+    if (logit.level == FAILED_LEVEL) best = logit;
+    if (choosing.mode != CHOOSE_ROUNDS) {
+      publish_best(m, s, best);
+      continue;
+    }
+    if (lane_index() > 0) continue;
+    const Choice c = choice_of(m, s, false);
+    c.give_pair(c.own() + CHOICE_TOP, best.level, best.token);
+    c.give_pair(c.own() + CHOICE_TOP + 2, logit.level, 0);
   }
-  const Choice c = choice_of(m, s, false);
-  c.give_pair(c.own() + CHOICE_TOP, __float_as_uint(best.logit), best.token);
-  c.give_pair(c.own() + CHOICE_TOP + 2, __float_as_uint(logit.logit), 0);
 }
 
 // All consumers take the CTAs' bests, so that it costs one round trip, and leave each warp's.
 __device__ __forceinline__ bool take_bests(const Machine& m, const Task& task) {
+  const u32 thread = forget(threadIdx.x);
   bool ok = true;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    Best best{LOWEST, NO_TOKEN};
-#pragma unroll 1
-    for (u32 cta = threadIdx.x; ok && cta < m.header.ctas; cta += CONSUMERS) {
-      float logit;
-      u32 token;
-      ok = m.take_two_words(m.header.best_word + (s * m.header.ctas + cta) * 2, task.in_phase, logit, token);
-      if (ok) best.add(logit, token);
-    }
+    Best best{NO_LEVEL, NO_TOKEN};
+    const u32 word = m.header.best_word + s * m.header.ctas * 2;
+    ok = take_pairs<CONSUMERS, 1>(
+             m.watch, reinterpret_cast<const Pair*>(m.launch.exchange + word), m.header.ctas, m.tag_of(task.in_phase), thread,
+             [&](u32, u32 level, u32 token) { best.add(level, token); }, word) && ok;
     __syncwarp();
     best.add_warp();
-    if (lane_index() == 0) warp_bests(m, s)[warp_index()] = best;
+    if (thread % WARP == 0) warp_bests(m, s)[thread / WARP] = best;
   }
   return ok;
 }
 
-// Whatever ends an
-// answer is folded into the token's word here, so that all CTAs agree; the host's cancel word is read by nobody else.
+// One warp, whose lane s has what came out for sequence s. Whatever ends an answer is folded into the token's word here, so
+// that all CTAs agree; the host's cancel word is read by nobody else. All CTAs wait for that word, so it goes out first.
+__device__ __forceinline__ void conclude(const Machine& m, u32 outcome, bool cancelled, u32 stop_id) {
+  constexpr u32 ALL = (1u << SEQUENCES) - 1;
+  const u32 lane = forget(threadIdx.x) % WARP, index = forget(m.token);
+  bool ends = index + 1 == m.launch.limit || cancelled || outcome & TOKEN_FAILED;
+#pragma unroll 1
+  for (u32 s = 0; s < SEQUENCES; s++) {
+    const u32 token = shuffle_index(outcome, s);
+    bool found = stop_id == token;
+#pragma unroll 1
+    for (u32 i = WARP + lane; i < m.launch.stop_count; i += WARP) found |= m.launch.stop_ids[i] == token;
+    __syncwarp();
+    if (warp_ballot(found) != 0 && lane == s) ends = true;
+  }
+  const u32 before = m.shared.words()[WORD_STOPPED];  // a bit for each sequence that has ended; nobody else uses it
+  const u32 stopped = before | (warp_ballot(ends) & ALL);
+  if (lane >= SEQUENCES) return;
+  // A sequence that has ended goes on, with a token that exists, until the others have ended too.
+  m.give_word(m.header.token_word + lane, (outcome & TOKEN_FAILED ? 0 : outcome) | (stopped == ALL ? TOKEN_STOP : 0));
+  if (!(before >> lane & 1)) {
+    const u32 last = stopped >> lane & 1 ? TOKEN_STOP : 0;
+    store_relaxed_sys(m.launch.slots + static_cast<u64>(index) * SEQUENCES + lane, tagged(outcome | last, index + 1));
+  }
+  if (lane == 0) m.shared.words()[WORD_STOPPED] = stopped;
+}
+
 __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task) {
   const bool chooses = task.count > 0, rounds = m.launch.choosing.mode == CHOOSE_ROUNDS;
   if (!chooses && !rounds) return true;
-  // Thread 0 may still be publishing the head's bests from the words that the warps write next.
+  const u32 lane = forget(threadIdx.x) % WARP;
+  const bool concludes = chooses && forget(threadIdx.x) < WARP;
+  // What is far away is asked for before it is wanted: the host's word takes longer than the bests.
+  u32 cancelled = 0, stop_id = NO_TOKEN, outcome = 0;
+  if (concludes) {
+    cancelled = load_relaxed_sys(m.launch.cancel);
+    if (lane < m.launch.stop_count) stop_id = m.launch.stop_ids[lane];
+  }
+  // Warps may still be publishing the head's bests from the words that are written next.
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   if (rounds) {
 #pragma unroll 1
     for (u32 s = 0; s < SEQUENCES; s++)
       if (!choose_in_rounds(m, s, chooses)) return false;
-    if (!chooses) return true;
   } else if (!m.meet(take_bests(m, task))) {
     return false;
   }
-  if (threadIdx.x > 0) return true;
-  const ChoiceShared& shared = choice_shared(m);
-  const u32 index = forget(m.token);
-  const bool all_end = index + 1 == m.launch.limit || load_relaxed_sys(m.launch.cancel) != 0;
-  const u32 before = m.shared.words()[WORD_STOPPED];  // a bit for each sequence that has ended; nobody else uses it
-  u32 stopped = before;
+  if (!concludes) return true;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const u32 token = rounds ? shared.outcomes[s] : outcome_of(best_of_warps(m, s));
-    if (all_end || token & TOKEN_FAILED || is_stop_id(m.launch, token)) stopped |= 1u << s;
-    if (before >> s & 1) continue;
-    const u32 last = stopped >> s & 1 ? TOKEN_STOP : 0;
-    store_relaxed_sys(m.launch.slots + static_cast<u64>(index) * SEQUENCES + s, tagged(token | last, index + 1));
+    const u32 one = rounds ? choice_shared(m).outcomes[s] : outcome_of(best_of(warp_bests(m, s)));
+    if (lane == s % WARP || SEQUENCES == 1) outcome = one;
   }
-  m.shared.words()[WORD_STOPPED] = stopped;
-  const bool launch_ends = stopped == (1u << SEQUENCES) - 1;
-#pragma unroll 1
-  for (u32 s = 0; s < SEQUENCES; s++) {
-    // A sequence that has ended goes on, with a token that exists, until the others have ended too.
-    const u32 token = rounds ? shared.outcomes[s] : outcome_of(best_of_warps(m, s));
-    m.give_word(m.header.token_word + s, (token & TOKEN_FAILED ? 0 : token) | (launch_ends ? TOKEN_STOP : 0));
-  }
+  conclude(m, outcome, cancelled != 0, stop_id);
   return true;
 }

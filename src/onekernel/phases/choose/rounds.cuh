@@ -13,32 +13,30 @@ enum Goal : u32 { TOP_K, TOP_P, LIKELIEST, GOALS };
 // All CTAs' highest score and its token; leaves both values' tops in shared memory. False: give up.
 __device__ __forceinline__ bool take_tops(const Choice& c, Best& top) {
   ChoiceShared& shared = c.shared;
-  Best best{LOWEST, NO_TOKEN};
-  float logit = LOWEST;
+  Best best{NO_LEVEL, NO_TOKEN};
+  u32 logit = NO_LEVEL;
   bool ok = true;
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < c.m.header.ctas; cta += CONSUMERS) {
     u32 score, token, highest, nothing;
     ok = c.take_pair(c.block(cta) + CHOICE_TOP, score, token) && c.take_pair(c.block(cta) + CHOICE_TOP + 2, highest, nothing);
     if (!ok) break;
-    best.add(__uint_as_float(score), token);
-    logit = max(logit, __uint_as_float(highest));
+    best.add(score, token);
+    logit = max(logit, highest);
   }
   __syncwarp();
   best.add_warp();
-#pragma unroll 1
-  for (u32 mask = WARP / 2; mask > 0; mask /= 2) logit = max(logit, shuffle_xor(logit, mask));
+  logit = warp_max(logit);
   if (c.lane() == 0) {
     shared.bests[0][c.warp()] = best;
     shared.logits[c.warp()] = logit;
   }
   if (!c.m.meet(ok)) return false;
   top = best_of(shared.bests[0]);
+  logit = warp_max(c.lane() < MK_WARPS ? shared.logits[c.lane()] : NO_LEVEL);
   if (c.thread() == 0) {
-#pragma unroll 1
-    for (u32 w = 0; w < MK_WARPS; w++) logit = max(logit, shared.logits[w]);
-    shared.tops[SCORES] = top.logit;
-    shared.tops[LOGITS] = logit;
+    shared.tops[SCORES] = value_of(top.level);
+    shared.tops[LOGITS] = value_of(logit);
     shared.outcomes[c.sequence] = outcome_of(top);
   }
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
@@ -127,33 +125,35 @@ __device__ __forceinline__ void note_best(const Choice& c, Best best) {
   best.add_warp();
   if (c.lane() == 0) c.shared.bests[0][c.warp()] = best;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (c.thread() == 0) c.shared.outcomes[c.sequence] = outcome_of(best_of(c.shared.bests[0]));
+  if (c.warp() > 0) return;
+  best = best_of(c.shared.bests[0]);
+  if (c.lane() == 0) c.shared.outcomes[c.sequence] = outcome_of(best);
 }
 
 // The best of score + noise among the tokens of a source that are kept; `spread` as in find_cut. False: give up.
 __device__ __forceinline__ bool draw(const Choice& c, const Source& source, bool spread) {
   const Sampling& sampling = c.sampling();
   const u32 position = c.m.position(c.sequence) + 1;
-  Best best{LOWEST, NO_TOKEN};
+  Best best{NO_LEVEL, NO_TOKEN};
   source.each([&](float score, u32 token) {
     if (place_of(score, token, source.top) > c.shared.search.cut[SCORES] || score - source.top < sampling.least) return;
-    best.add(score + gumbel(word_of(philox(sampling.seed, position, token / 4), token)), token);
+    best.add(level_of(score + gumbel(word_of(philox(sampling.seed, position, token / 4), token))), token);
   });
   note_best(c, best);
   if (!spread) return true;
-  if (c.thread() == 0) {
+  if (c.warp() == 0) {
     best = best_of(c.shared.bests[0]);
-    c.give_pair(c.own() + CHOICE_BEST, __float_as_uint(best.logit), best.token);
+    if (c.lane() == 0) c.give_pair(c.own() + CHOICE_BEST, best.level, best.token);
   }
   if (!c.chooses) return true;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  best = {LOWEST, NO_TOKEN};
+  best = {NO_LEVEL, NO_TOKEN};
   bool ok = true;
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < c.m.header.ctas; cta += CONSUMERS) {
     u32 sum, token;
     ok = c.take_pair(c.block(cta) + CHOICE_BEST, sum, token);
-    if (ok) best.add(__uint_as_float(sum), token);
+    if (ok) best.add(sum, token);
   }
   if (!c.m.meet(ok)) return false;
   note_best(c, best);
@@ -239,7 +239,7 @@ __device__ __forceinline__ bool choose_in_rounds(const Machine& m, u32 sequence,
   Choice c = choice_of(m, sequence, chooses);
   Best top;
   if (!take_tops(c, top)) return false;
-  if (!is_finite(top.logit) || top.token == NO_TOKEN) return true;
+  if (top.level == FAILED_LEVEL || top.token == NO_TOKEN) return true;
   c.round++;
   u32 open = 0;
   // Lists by bins, a look into them, and if something is open: a look of all, and a list of what is to be reported.

@@ -2,44 +2,50 @@
 // any logit was not finite.
 #pragma once
 
+#include "phases/embed/table.cuh"
+#include "ptx/opaque.cuh"
 #include "tile/quantised.cuh"
 
-constexpr u32 NO_TOKEN = 0xFFFFFFFFu;      // of a CTA without rows
-constexpr u32 NOT_A_NUMBER = 0x7fc00000u;  // published in place of a logit if no token can be chosen
-constexpr float LOWEST = -3.402823466e38f;
+constexpr u32 NO_TOKEN = 0xFFFFFFFFu;                 // of a CTA without rows
+constexpr u32 NO_LEVEL = 0, FAILED_LEVEL = 0xFFFFFFFFu;  // below and above those of all numbers
 
 // Infinity minus itself is NaN, and so is NaN minus anything.
 __device__ __forceinline__ bool is_finite(float value) { return value - value == 0; }
 
-// The best of some logits; if any was not finite, `logit` is NaN, stays so, and `token` says why: FAILED_LOGITS, or what
-// an other cause was given by; of several the lowest.
-struct Best {
-  float logit;
-  u32 token;
+// A finite number as a whole one that orders as it does; -0 is 0.
+__device__ __forceinline__ u32 level_of(float value) {
+  const u32 bits = __float_as_uint(value + 0.0f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float value_of(u32 level) {
+  return __uint_as_float(level >> 31 ? level & 0x7FFFFFFFu : ~level);
+}
 
-  __device__ __forceinline__ void fail(u32 why) {
-    token = is_finite(logit) ? why : min(token, why);
-    logit = __uint_as_float(NOT_A_NUMBER);
+// The best of some tokens: the highest level, of equal ones the lowest id. With FAILED_LEVEL there is none, and `token`
+// says why, so of several causes it is the lowest.
+struct Best {
+  u32 level, token;
+
+  __device__ __forceinline__ void add(u32 other, u32 other_token) {
+    if (other < level || (other == level && other_token >= token)) return;
+    level = other;
+    token = other_token;
   }
 
-  // `other` is a logit, or what another Best has found.
-  __device__ __forceinline__ void add(float other, u32 other_token) {
-    if (!is_finite(other)) {
-      fail(other_token);
-    } else if (is_finite(logit) && (other > logit || (other == logit && other_token < token))) {
-      logit = other;
-      token = other_token;
+  // A number, or in its place what `why` names.
+  __device__ __forceinline__ void add_value(float value, u32 of_token, u32 why) {
+    if (is_finite(value)) {
+      add(level_of(value), of_token);
+    } else {
+      add(FAILED_LEVEL, why);
     }
   }
 
   // Of all lanes, in all lanes.
   __device__ __forceinline__ void add_warp() {
-#pragma unroll 1
-    for (u32 mask = WARP / 2; mask > 0; mask /= 2) {
-      const float other = shuffle_xor(logit, mask);
-      const u32 other_token = shuffle_xor(token, mask);
-      add(other, other_token);
-    }
+    const u32 highest = warp_max(level);
+    token = warp_min(level == highest ? token : NO_TOKEN);
+    level = highest;
   }
 };
 
@@ -49,10 +55,11 @@ __device__ __forceinline__ Best* warp_bests(const Machine& m, u32 sequence) {
 }
 
 __device__ __forceinline__ void start_bests(const Machine& m) {
-  for (u32 i = threadIdx.x; i < SEQUENCES * MK_WARPS; i += CONSUMERS) *(warp_bests(m, 0) + i) = Best{LOWEST, NO_TOKEN};
+  for (u32 i = threadIdx.x; i < SEQUENCES * MK_WARPS; i += CONSUMERS) *(warp_bests(m, 0) + i) = Best{NO_LEVEL, NO_TOKEN};
 }
 
 __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows) {
+  if (2 * (threadIdx.x - lane_index()) >= rows.count) return;  // a run has rows for few of the warps
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
     const float factor = HEAD_INT8 ? 1.0f : norm_factor(m, task, s);
@@ -65,39 +72,44 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
       for (u32 i = 0; i < 2; i++) {
         const u32 token = rows.first + row + i;
         if (token >= m.header.vocab_limit) continue;
-        best.add(logits[i], is_finite(logits[i]) ? token : FAILED_LOGITS);
+        best.add_value(logits[i], token, FAILED_LOGITS);
         if (m.launch.logit_stride > 0) m.launch.logits[static_cast<u64>(s) * m.launch.logit_stride + token] = logits[i];
       }
     }
+    __syncwarp();
     best.add_warp();
     if (lane_index() == 0) warp_bests(m, s)[warp_index()] = best;
     __syncwarp();
   }
 }
 
-// Of all warps, after a meeting.
+// One warp: of all warps, after a meeting; in all lanes.
 __device__ __forceinline__ Best best_of(const Best* warps) {
-  Best best{LOWEST, NO_TOKEN};
-#pragma unroll 1
-  for (u32 w = 0; w < MK_WARPS; w++) best.add(warps[w].logit, warps[w].token);
+  static_assert(MK_WARPS <= WARP, "a lane each");
+  Best best{NO_LEVEL, NO_TOKEN};
+  const u32 lane = forget(threadIdx.x) % WARP;
+  if (lane < MK_WARPS) best = warps[lane];
+  __syncwarp();
+  best.add_warp();
   return best;
 }
 
-__device__ __forceinline__ Best best_of_warps(const Machine& m, u32 sequence) { return best_of(warp_bests(m, sequence)); }
-
 // The token, or TOKEN_FAILED and why there is none.
 __device__ __forceinline__ u32 outcome_of(const Best& best) {
-  if (!is_finite(best.logit)) return TOKEN_FAILED | best.token;
+  if (best.level == FAILED_LEVEL) return TOKEN_FAILED | best.token;
   return best.token == NO_TOKEN ? TOKEN_FAILED | FAILED_EMPTY : best.token;
 }
 
+// One warp. While the best travels, L2 fetches what will be read of it if it wins: memory would take longer than the choice.
 __device__ __forceinline__ void publish_best(const Machine& m, u32 sequence, const Best& best) {
-  const u32 word = m.header.best_word + (sequence * m.header.ctas + blockIdx.x) * 2;
-  m.give_word(word, __float_as_uint(best.logit));
-  m.give_word(word + 1, best.token);
+  const u32 word = m.header.best_word + (sequence * m.header.ctas + forget(blockIdx.x)) * 2, lane = forget(threadIdx.x) % WARP;
+  if (lane < 2) m.give_word(word + lane, lane == 0 ? best.level : best.token);
+  __syncwarp();
+  prefetch_embedding(m, best.token);
 }
 
 // Publishes the best of the CTA's warps, after a meeting; every CTA does, also one without rows.
 __device__ __forceinline__ void publish_bests(const Machine& m) {
-  if (threadIdx.x < SEQUENCES) publish_best(m, threadIdx.x, best_of_warps(m, threadIdx.x));
+#pragma unroll 1
+  for (u32 s = forget(threadIdx.x) / WARP; s < SEQUENCES; s += MK_WARPS) publish_best(m, s, best_of(warp_bests(m, s)));
 }

@@ -28,7 +28,10 @@ def quantise(weight: torch.Tensor, group: int | None = None) -> TernaryMatrix:
     largest = sizes.amax(dim=1, keepdim=True)
     is_ternary = ((sizes == 0) | (sizes == largest)).all(dim=1, keepdim=True)
     scales = sizes.mean(dim=1, keepdim=True).clamp(min=SMALLEST_SCALE)
-    codes = torch.where(is_ternary, runs.sign(), (runs * (1 / scales)).round().clamp(-1, 1)).to(torch.int8)
+    codes = (runs * (1 / scales)).round_().clamp_(-1, 1)
+    if bool(is_ternary.any()):
+        codes = torch.where(is_ternary, runs.sign(), codes)
+    codes = codes.to(torch.int8)
     scales = torch.where(is_ternary & (largest > 0), largest, scales)
     by_group = None if group is None else scales.view(weight.shape[0], -1)
     return TernaryMatrix(codes.view(weight.shape), scales.view(-1) if by_group is None else by_group, group=group)

@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 import torch
 
 from onekernel.errors import ConfigError
-from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import STRIP_ROWS, PackedTernary
 
 
@@ -31,29 +30,34 @@ class Blocks16x32(PackedTernary):
         """Return a matrix over the bytes of a converted checkpoint: int8 or uint8 (N, K / 4), scales float32 (R,).
 
         `rows` are the rows of each fused projection, which have a scale each. Raises ConfigError if N is no multiple of
-        16, K none of 32, or a code is 0, which the layout does not use.
+        16 or not the sum of `rows`, K none of 32, or a code is 0, which the layout does not use.
         """
         if codes.dim() != 2 or codes.dtype not in (torch.int8, torch.uint8):
             raise ConfigError(f"published codes must be int8 (N, K / 4), not {codes.dtype} {tuple(codes.shape)}")
         n, k = codes.shape[0], codes.shape[1] * 4
         if n % STRIP_ROWS or k % cls.COLUMNS:
             raise ConfigError(f"published codes of {n} rows and {k} columns; they come in blocks of 16 x 32")
-        matrix = cls._from_bytes(codes.contiguous().view(torch.uint8).view(n // STRIP_ROWS, -1))
-        if int(matrix.min()) == 0:
+        stored = codes.contiguous().view(torch.uint8).view(n // STRIP_ROWS, -1)
+        if int(((stored | stored >> 1) & 0x55).min()) != 0x55:
             raise ConfigError("code 0 in published codes, where -1, 0 and 1 are 1, 2 and 3: is this another packing?")
-        return cls.pack(TernaryMatrix(matrix.view(torch.int8) - cls.ZERO, scales, rows))
+        rows = rows or (n,)
+        if sum(rows) != n or tuple(scales.shape) != (len(rows),):
+            raise ConfigError(f"projections of {rows} rows with scales {tuple(scales.shape)} in {n} published rows")
+        return cls(stored, scales.repeat_interleave(torch.tensor(rows, device=scales.device)), (n, k), rows, None)
 
     @staticmethod
     def _to_bytes(codes: torch.Tensor) -> torch.Tensor:
         strips, blocks = codes.shape[0] // 16, codes.shape[1] // 32
-        # (strip, row half, row, block, column half, bit pair, byte)
-        split = codes.view(strips, 2, 8, blocks, 2, 4, 4).permute(5, 0, 3, 1, 4, 2, 6)
-        packed = split[0] | split[1] << 2 | split[2] << 4 | split[3] << 6
-        return packed.reshape(strips, blocks * 128)
+        # Four codes at once: (strip, row half, row, block, column half, bit pair). A code stays in its byte.
+        first, second, third, fourth = codes.view(torch.int32).view(strips, 2, 8, blocks, 2, 4).unbind(5)
+        packed = first | second << 2 | third << 4 | fourth << 6
+        return packed.permute(0, 3, 1, 4, 2).reshape(strips, blocks * 32).view(torch.uint8)
 
     @staticmethod
     def _from_bytes(packed: torch.Tensor) -> torch.Tensor:
         strips, blocks = packed.shape[0], packed.shape[1] // 128
-        fields = torch.stack([packed >> 2 * i & 3 for i in range(4)])
-        split = fields.view(4, strips, blocks, 2, 2, 8, 4).permute(1, 3, 5, 2, 4, 0, 6)
-        return split.reshape(strips * 16, blocks * 32)
+        words = packed.contiguous().view(torch.int32).view(strips, blocks, 2, 2, 8).permute(0, 2, 4, 1, 3).contiguous()
+        codes = words.new_empty((*words.shape, 4))
+        for pair in range(4):
+            torch.bitwise_and(words >> 2 * pair, 0x03030303, out=codes[..., pair])
+        return codes.view(strips * 16, blocks * 8).view(torch.uint8)

@@ -26,7 +26,7 @@ SCALE = ".weight_scale"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _PACKED, _INT8 = "U8", "I8"
-_PART_ROWS = 8192
+_PART_ROWS = 1024
 """Rows of a head that are made int8 at once."""
 _FLOATS = ("BF16", "F16", "F32")
 

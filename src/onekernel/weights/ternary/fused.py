@@ -15,6 +15,8 @@ def fuse(matrices: Sequence[TernaryMatrix]) -> TernaryMatrix:
 
     Raises ModelError for groups of two sizes.
     """
+    if len(matrices) == 1:
+        return matrices[0]
     groups = {matrix.group for matrix in matrices if matrix.group is not None}
     if len(groups) > 1:
         raise ModelError(

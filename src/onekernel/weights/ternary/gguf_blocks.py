@@ -33,7 +33,7 @@ def decode(kind: str, data: Bytes, shape: tuple[int, int], name: str) -> Ternary
     stored, scales = KINDS[kind](data, shape)
     if int(stored.max()) > 2:
         raise ModelError(f"{name} of type {kind} has codes of 3, where ternary ones are 0, 1 and 2: it is not ternary")
-    codes = torch.from_numpy(stored.astype(np.int8) - np.int8(1)).view(shape)
+    codes = torch.from_numpy(stored.view(np.int8) - np.int8(1)).view(shape)
     has_values = (stored != 1).reshape(scales.size, -1).any(axis=1)
     check_scales(torch.from_numpy(scales[has_values | (scales != 0)]), name)  # zeros may have a scale of 0
     if scales.size == 1:

@@ -40,9 +40,12 @@ def unpack(packed: torch.Tensor, rows: int, name: str) -> torch.Tensor:
             f"{name} has packed codes of shape {tuple(packed.shape)}; {rows} rows are ({packed_rows(rows)}, K): "
             "fetch it again"
         )
-    stored = torch.cat([packed >> 2 * pair & 3 for pair in range(VALUES_PER_BYTE)])[:rows]
+    stored = packed.new_empty(VALUES_PER_BYTE * packed.shape[0], packed.shape[1])
+    for pair, part in enumerate(stored.chunk(VALUES_PER_BYTE)):
+        torch.bitwise_and(packed >> 2 * pair, 3, out=part)
+    stored = stored[:rows]
     if int(stored.max()) > 2:
         raise ModelError(
             f"{name} has codes of 3, where ternary ones are 0, 1 and 2: it is packed in another way, or damaged"
         )
-    return stored.to(torch.int8) - 1
+    return stored.view(torch.int8).sub_(1)

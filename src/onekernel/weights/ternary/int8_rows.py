@@ -11,7 +11,7 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return int8 values (N, K) and float32 scales (N,): scale = absmax of the row / 127, half to even, in float32."""
     values = weight.float()
     scales = values.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-    return (values / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
+    return (values / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
 def pack_rows(values: torch.Tensor, tiles: torch.Tensor) -> None:

@@ -39,11 +39,13 @@ class TernaryMatrix:
                 f"ternary scales must be float32 on {codes.device}, where the codes are, not {scales.dtype} on "
                 f"{scales.device}"
             )
-        if codes.device.type != "meta" and (int(codes.min()) < -1 or int(codes.max()) > 1):
-            raise ConfigError(
-                f"ternary codes must be -1, 0 or 1; these range from {int(codes.min())} to {int(codes.max())}: was a "
-                f"packed form not decoded, or the offset of its codes not subtracted?"
-            )
+        if codes.device.type != "meta":
+            low, high = (int(end) for end in codes.aminmax())
+            if low < -1 or high > 1:
+                raise ConfigError(
+                    f"ternary codes must be -1, 0 or 1; these range from {low} to {high}: was a packed form not "
+                    f"decoded, or the offset of its codes not subtracted?"
+                )
         object.__setattr__(self, "rows", self._checked_rows())
         wanted = (len(self.rows),) if self.group is None else (codes.shape[0], codes.shape[1] // self.group)
         if tuple(scales.shape) != wanted:

@@ -16,29 +16,37 @@ Rows = npt.NDArray[np.float64]
 AMBIGUOUS = 1e-4
 """Masters this near to half a scale may round either way in float32."""
 
+SMALLEST = 1e-5
+"""Lower bound of a scale of masters."""
+
 
 def hf_packed_rows(packed: torch.Tensor, rows: Sequence[int], count: int) -> Rows:
     """Return codes of Hugging Face's packing of `count` rows: row n is in byte row n mod ceil(N / 4)."""
-    stored, height = packed.cpu().numpy().astype(np.int64), -(-count // 4)
-    return np.stack([stored[n % height] // 4 ** (n // height) % 4 - 1.0 for n in rows])
+    height = -(-count // 4)
+    return np.stack([packed[n % height].cpu().numpy().astype(np.int64) // 4 ** (n // height) % 4 - 1.0 for n in rows])
 
 
 def master_rows(weight: torch.Tensor, rows: Sequence[int], group: int | None) -> Rows:
     """Return rows of a master weight after absmean; NaN where float32 and float64 may round differently."""
-    whole = weight.cpu().to(torch.float64).numpy()
-    if group is None:
-        return _absmean(whole, whole)[list(rows)]
-    picked = whole[list(rows)]
-    return np.concatenate([_absmean(part, part, axis=1) for part in np.split(picked, picked.shape[1] // group, 1)], 1)
+    picked = weight[list(rows)].cpu().to(torch.float64).numpy()
+    if group is not None:
+        return np.concatenate([_by_absmean(part) for part in np.split(picked, picked.shape[1] // group, 1)], 1)
+    sizes = weight.abs()
+    largest, total = sizes.max(), float(sizes.sum(dtype=torch.float64))
+    is_ternary = bool(((sizes == 0) | (sizes == largest)).all())
+    return _absmean(picked, np.array(max(total / sizes.numel(), SMALLEST)), np.array(is_ternary))
 
 
-def _absmean(values: Rows, of: Rows, axis: int | None = None) -> Rows:
-    sizes = np.abs(of)
-    largest, scale = sizes.max(axis=axis, keepdims=True), np.maximum(sizes.mean(axis=axis, keepdims=True), 1e-5)
+def _by_absmean(part: Rows) -> Rows:
+    sizes = np.abs(part)
+    is_ternary = ((sizes == 0) | (sizes == sizes.max(axis=1, keepdims=True))).all(axis=1, keepdims=True)
+    return _absmean(part, np.maximum(sizes.mean(axis=1, keepdims=True), SMALLEST), is_ternary)
+
+
+def _absmean(values: Rows, scale: Rows, is_ternary: npt.NDArray[np.bool_]) -> Rows:
     share = np.abs(values) / scale
     rounded = np.where(share > 0.5, np.sign(values) * scale, 0.0)
     rounded[np.abs(share - 0.5) < AMBIGUOUS] = np.nan
-    is_ternary = ((sizes == 0) | (sizes == largest)).all(axis=axis, keepdims=True)
     return np.where(is_ternary, values, rounded)
 
 
@@ -54,14 +62,12 @@ def i2_s_rows(data: npt.NDArray[np.uint8], rows: Sequence[int], shape: tuple[int
 
 def q2_0_rows(data: npt.NDArray[np.uint8], rows: Sequence[int], columns: int, group: int) -> Rows:
     """Return rows of a Q2_0 tensor: element e of a block is in bits 2 (e mod 4) of byte 2 + e / 4, behind a float16."""
-    size = 2 + group // 4
-    result = []
-    for n in rows:
-        line = data[n * (columns // group) * size :][: columns // group * size].reshape(-1, size)
-        scales = np.frombuffer(line[:, :2].tobytes(), dtype="<f2").astype(np.float64)
-        result.append([(int(line[k // group, 2 + k % group // 4]) // 4 ** (k % 4) % 4 - 1) * scales[k // group]
-                       for k in range(columns)])  # fmt: skip
-    return np.array(result)
+    lines = data.reshape(-1, columns // group, 2 + group // 4)[list(rows)]
+    scales = np.ascontiguousarray(lines[:, :, :2]).view("<f2").astype(np.float64)[:, :, 0]
+    k = np.arange(columns)
+    byte = lines[:, k // group, 2 + k % group // 4].astype(np.int64)
+    picked: Rows = (byte // 4 ** (k % 4) % 4 - 1) * scales[:, k // group]
+    return picked
 
 
 def interleaved_row(row: int, head_dim: int) -> int:

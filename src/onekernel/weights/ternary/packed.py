@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Self
 
 import torch
@@ -65,7 +66,8 @@ class PackedTernary(ABC):
         n, k = matrix.shape
         if k > MAX_COLUMNS:
             raise ConfigError(f"a ternary matrix of {k} columns; the kernels' sums are exact up to {MAX_COLUMNS}")
-        padded = F.pad(matrix.codes, (0, -k % cls.COLUMNS, 0, -n % STRIP_ROWS)) + cls.ZERO
+        padded = matrix.codes.new_full((n + -n % STRIP_ROWS, k + -k % cls.COLUMNS), cls.ZERO)
+        torch.add(matrix.codes, cls.ZERO, out=padded[:n, :k])
         codes = cls._to_bytes(padded.view(torch.uint8))
         return cls(codes, _pack_scales(matrix), (n, k), matrix.rows, matrix.group)
 
@@ -76,7 +78,7 @@ class PackedTernary(ABC):
     def unpack_codes(self) -> torch.Tensor:
         """Return the codes -1, 0 and 1, (N, K) int8."""
         n, k = self.shape
-        return (self._from_bytes(self.codes).view(torch.int8) - self.ZERO)[:n, :k].contiguous()
+        return self._from_bytes(self.codes).view(torch.int8).sub_(self.ZERO)[:n, :k].contiguous()
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +104,7 @@ class PackedTernary(ABC):
         if self.group is not None:
             by_rows = self.scales.transpose(1, 2).reshape(-1, self.scales.shape[1])
             return by_rows[:n, : k // self.group].contiguous()
-        first_rows = [sum(self.rows[:i]) for i in range(len(self.rows))]
+        first_rows = list(accumulate(self.rows[:-1], initial=0))
         return self.scales[torch.tensor(first_rows, device=self.scales.device)]
 
 

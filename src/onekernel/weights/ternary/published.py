@@ -20,6 +20,7 @@ from onekernel.weights.checkpoint import CheckpointSettings, TensorInfo
 from onekernel.weights.ternary import oracle
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
+from onekernel.weights.ternary.packed import STRIP_ROWS
 from onekernel.weights.ternary.scales import check_scales
 
 FILE = "model_state_int2.pt"
@@ -76,16 +77,19 @@ class PublishedCheckpoint:
     def ternary(self, name: str) -> TernaryMatrix:
         """Return a projection, its rows in Hugging Face's order."""
         own, index = self._projections[name]
-        rows = self._rows(own)
-        stored = self._state[f"{own}.weight"]
-        scales = self._state[f"{own}.weight_scale"][: len(rows)].float()
+        rows, stored = self._rows(own), self._state[f"{own}.weight"]
+        first, count = sum(rows[:index]), rows[index]
+        start, end = first // STRIP_ROWS * STRIP_ROWS, first + count + -(first + count) % STRIP_ROWS
+        scale = self._state[f"{own}.weight_scale"][index : index + 1].float()
         try:
-            fused = Blocks16x32.from_published(stored, scales, rows).unpack()
+            strips = Blocks16x32.from_published(stored[start:end], scale)
         except ConfigError as error:
             raise ModelError(f"{own} in {self._path}: {error}") from error
-        part = fused.codes.split(rows)[index]
-        order = torch.tensor([self._stored_row(name, row) for row in range(rows[index])])
-        return TernaryMatrix(part[order], scales[index : index + 1])
+        codes = strips.unpack_codes()[first - start :][:count]
+        if _is_turned(name):
+            halves = codes.view(count // self._config.head_dim, -1, 2, codes.shape[1]).transpose(1, 2)
+            codes = halves.reshape(codes.shape)
+        return TernaryMatrix(codes, scale)
 
     def oracle_rows(self, name: str, rows: Sequence[int]) -> oracle.Rows:
         """Return rows of a projection in float64, found without the code of `ternary`."""
@@ -141,9 +145,13 @@ class PublishedCheckpoint:
         return (config.intermediate_size,) * 2 if part == "w13" else (config.hidden_size,)
 
     def _stored_row(self, name: str, row: int) -> int:
-        """Return where a projection's row stands in it: q and k are in the order of interleaved rotation."""
-        turned = name.endswith(("q_proj.weight", "k_proj.weight"))
-        return oracle.interleaved_row(row, self._config.head_dim) if turned else row
+        """Return where a projection's row stands in it."""
+        return oracle.interleaved_row(row, self._config.head_dim) if _is_turned(name) else row
+
+
+def _is_turned(name: str) -> bool:
+    """Whether a projection's rows are in the order of interleaved rotation."""
+    return name.endswith(("q_proj.weight", "k_proj.weight"))
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

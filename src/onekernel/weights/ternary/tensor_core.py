@@ -32,14 +32,20 @@ class TensorCoreTiles(PackedTernary):
     @staticmethod
     def _to_bytes(codes: torch.Tensor) -> torch.Tensor:
         strips, tiles = codes.shape[0] // 16, codes.shape[1] // 128
-        # (strip, row half, row, tile, i / 2, l % 4, i % 2, j / 2, byte): bit pairs in front, then the bytes' own order
-        split = codes.view(strips, 2, 8, tiles, 2, 4, 2, 2, 4).permute(4, 6, 0, 3, 2, 5, 7, 1, 8)
-        packed = split[0, 0] | split[0, 1] << 2 | split[1, 0] << 4 | split[1, 1] << 6
-        return packed.reshape(strips, tiles * 512)
+        # Eight codes at once, of both j / 2 and all bytes: (strip, row half, row, tile, i / 2, l % 4, i % 2). A code
+        # stays in its byte.
+        eights = codes.view(torch.int64).view(strips, 2, 8, tiles, 2, 4, 2)
+        first, second = eights.unbind(4)
+        packed = first[..., 0] | first[..., 1] << 2 | second[..., 0] << 4 | second[..., 1] << 6
+        words = packed.view(torch.int32).view(strips, 2, 8, tiles, 4, 2).permute(0, 3, 2, 4, 5, 1)
+        return words.reshape(strips, tiles * 128).view(torch.uint8)
 
     @staticmethod
     def _from_bytes(packed: torch.Tensor) -> torch.Tensor:
         strips, tiles = packed.shape[0], packed.shape[1] // 512
-        fields = torch.stack([packed >> 2 * i & 3 for i in range(4)])
-        split = fields.view(2, 2, strips, tiles, 8, 4, 2, 2, 4).permute(2, 7, 4, 3, 0, 5, 1, 6, 8)
-        return split.reshape(strips * 16, tiles * 128)
+        words = packed.contiguous().view(torch.int32).view(strips, tiles, 8, 4, 2, 2).permute(0, 5, 2, 1, 3, 4)
+        eights = words.contiguous().view(torch.int64).view(strips, 2, 8, tiles, 4)
+        codes = eights.new_empty((strips, 2, 8, tiles, 2, 4, 2))
+        for i in range(4):
+            torch.bitwise_and(eights >> 2 * i, 0x0303030303030303, out=codes[..., i // 2, :, i % 2])
+        return codes.view(strips * 16, tiles * 16).view(torch.uint8)

@@ -107,6 +107,10 @@ def test_a_converted_checkpoint_s_bytes_are_read() -> None:
     published = Blocks16x32.pack(matrix).codes.view(torch.int8).reshape(48, 16)
     read = Blocks16x32.from_published(published, matrix.scales, matrix.rows)
     assert same(read.unpack(), matrix)
+    with pytest.raises(ConfigError, match=r"\(32, 8\) rows .* in 48 published rows"):
+        Blocks16x32.from_published(published, matrix.scales[:2], (32, 8))
+    with pytest.raises(ConfigError, match=r"scales \(2,\)"):
+        Blocks16x32.from_published(published, matrix.scales[:2], matrix.rows)
 
 
 @pytest.mark.parametrize(
