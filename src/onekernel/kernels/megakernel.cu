@@ -107,7 +107,6 @@ struct Loader {
 
   __device__ __forceinline__ bool attention(const Task& task, u32 token) {
     if (task.count > 0 && !appended(token, task.layer)) return false;
-    producer.window = launch.windows.short_window;
     end = next = ahead;
     for (u32 s = 0; s < SEQUENCES; s++)
       for (u32 i = 0; i < task.count; i++)
@@ -118,6 +117,8 @@ struct Loader {
   // The earlier keys and values of one head that are this member's.
   __device__ __forceinline__ bool cache(const Task& task, u32 sequence, u32 head) {
     const u32 cached = splits[sequence].cached(*launch.header, task.member), block_pages = launch.header->block_pages;
+    // Of more than two pieces each would take a round trip to memory, and there is nothing else that the CTAs wait for.
+    producer.window = cached > 2 * PIECE_TOKENS ? launch.windows.deep_window : launch.windows.short_window;
     u32 page = task.member * block_pages, pages = block_pages, first = 0;  // pages left in the block, first token in the page
     for (u32 done = 0; done < cached; done += PIECE_TOKENS) {
       const u8* keys = launch.pages + page_offset(launch, task.layer, head, sequence, page) + first * HEAD_DIM * 2;

@@ -24,7 +24,8 @@ __device__ __forceinline__ bool take_sequence(const Machine& m, const float* nor
 #pragma unroll 1
   for (u32 first = threadIdx.x; first < pairs; first += CONSUMERS * UNROLL) {
     const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
-    float4 scale[NORMED ? UNROLL : 1];
+    // Set, or the compiler would keep what it was before in registers, eight of them throughout the kernel.
+    float4 scale[NORMED ? UNROLL : 1] = {};
     Pair taken[UNROLL];
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++)

@@ -123,7 +123,7 @@ __device__ __forceinline__ bool take_heads(const Machine& m, const Task& task, u
       if (h > GROUP) {  // the value
         to[0] = taken[j][0];
         to[TURN_WORDS] = taken[j][1];
-        break;
+        continue;
       }
       float2 a = make_float2(bf16_low(taken[j][0]), bf16_high(taken[j][0]));
       float2 b = make_float2(bf16_low(taken[j][1]), bf16_high(taken[j][1]));
