@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ledger import Ledger, picked, run_jobs
+from benchmarks.ledger import Job, Ledger, picked, run_jobs
 
 KEY = partial(picked, names=("kind", "size"))
 
@@ -40,7 +40,7 @@ def test_a_failure_is_told_and_the_others_are_measured(tmp_path: Path, capsys: p
     def fail(error: BaseException) -> dict[str, Any]:
         raise error
 
-    jobs = [
+    jobs: list[Job] = [
         ("first", lambda: {"kind": "a"}),
         ("second", partial(fail, RuntimeError("out of memory"))),
         ("third", partial(fail, SystemExit("wrong"))),
