@@ -121,6 +121,7 @@ class Chooser:
         self._kernel = self._kernel or self.load(self.spec)
         header = np.zeros((), HEADER.dtype)
         values = {"phases": 2, "ctas": self.ctas, "vocab_limit": vocab_limit or vocab}
+        values["partial_at"] = 2 * TASK.dtype.itemsize
         for name, value in {**values, "token_word": 2 * self.ctas * sequences}.items():
             header[name] = value
         tasks = np.zeros((self.ctas, 2), TASK.dtype)
@@ -168,7 +169,7 @@ class Chooser:
         if pinned:
             torch.cuda.synchronize(self.device)
         watch.check("choosing")
-        arrived = buffers._words[:, CHOICE_FIXED_WORDS + 94 :: CHOICE_CTA_WORDS]
+        arrived = buffers._words[:, CHOICE_FIXED_WORDS + 50 :: CHOICE_CTA_WORDS]
         self.spread = bool((arrived != 0).any())
         return [[_slot(slots, buffers, i, s) for i in range(tokens) if int(slots[i, s])] for s in range(sequences)]
 

@@ -205,9 +205,9 @@ FAULTS = {
         "return watch.max_turns > 0 && at.round < 1000000;",
     ),
     "missing wait for values": (
-        "kernels/tile/product.cuh",
-        "if (i >= count || tag == want) continue;",
-        "if (i >= count || tag < 1000000) continue;",
+        "kernels/tile/tagged.cuh",
+        "return different == 0;",
+        "return different < ~0u;",
     ),
     "missing wait for an append": (
         "kernels/megakernel.cu",

@@ -39,8 +39,8 @@ constexpr u32 RADIX = 256u;
 constexpr u32 LISTED = 20u;
 constexpr u32 CHOICE_ROUNDS = 64u;
 constexpr u32 CHOICE_FIXED_WORDS = 528u;
-constexpr u32 CHOICE_CTA_WORDS = 96u;
-constexpr u32 CHOICE_SHARED_BYTES = 5504u;
+constexpr u32 CHOICE_CTA_WORDS = 52u;
+constexpr u32 CHOICE_SHARED_BYTES = 7552u;
 constexpr u32 REPORT_WORDS = 41u;
 
 // What one CTA does in one phase.
@@ -100,6 +100,10 @@ struct Header {
   u32 max_rows;  // most rows of one CTA in one phase but the head: partial sums in shared memory
   u32 head_dim;  // head_dim, which is compiled in too
   u32 max_hidden_rows;  // most hidden rows of one CTA: the residual in shared memory
+  u32 x_at;  // shared memory, bytes behind the first task: inputs
+  u32 partial_at;  // the same: sums over parts of K, and scratch
+  u32 residual_at;  // the same: the residual
+  u32 rest_at;  // the same: what only quantised or sparse models keep
   u32 inner;  // intermediate_size
   u32 qkv_scales;  // constants, quantised weights only: scales of row 0 of qkv in layer 0
   u32 out_scales;  // constants: the same of out
@@ -109,7 +113,7 @@ struct Header {
   u32 neuron_tiles;  // row tiles of a sparse feed-forward's gate, behind which its neurons lie
   u32 counts_word;  // exchange: COUNTS, neurons that fired in each layer since the launch began
 };
-static_assert(sizeof(Header) == 176);
+static_assert(sizeof(Header) == 192);
 
 // How the tokens of one sequence are chosen, for one launch.
 struct Sampling {

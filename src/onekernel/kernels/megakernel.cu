@@ -159,6 +159,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
   if (kind == Kind::HEAD) start_bests(m);
+  const Task own = task;  // in registers: behind every wait it would be loaded anew
   bool ok;
   if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
     ok = task.count == 0 || quantised_product(m, task, [&](const Rows& rows) {
@@ -170,12 +171,12 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
       });
     });
   } else {  // the same three lines; shared with the above they would compile to something else in dense builds
-    ok = task.count == 0 || product(m, task, [&](const Rows& rows) {
-      if (TERNARY || kind == Kind::HEAD) return head_rows(m, task, rows);
-      for_row_pairs(m, task, rows, [&](u32 sequence, u32 row, float2 value) {
-        if (kind == Kind::QKV) qkv_rows(m, task, rows, sequence, row, value);
-        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, sequence, row, value);
-        if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, sequence, row, value);
+    ok = own.count == 0 || product(m, own, [&](const Rows& rows) {
+      if (TERNARY || kind == Kind::HEAD) return head_rows(m, own, rows);
+      for_row_pairs(m, own, rows, [&](u32 sequence, u32 row, float2 value) {
+        if (kind == Kind::QKV) qkv_rows(m, own, rows, sequence, row, value);
+        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, own, rows, sequence, row, value);
+        if (kind == Kind::GATE_UP) gate_up_rows(m, own, rows, sequence, row, value);
         if (SPARSE && kind == Kind::GATE) gate_rows(m, task, rows, row, value);
       });
     });
@@ -224,11 +225,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + WARP, 1)
   const Watch watch{abort, records, max_turns};
   u8* bytes = dynamic_shared();
   MegaRing ring(bytes);
-  Shared shared;
-  shared.x_at = Shared::TASKS + header.phases * static_cast<u32>(sizeof(Task));
-  shared.partial_at = shared.x_at + SEQUENCES * header.max_inputs * 2;
-  const u32 sums = max(PART_SLOTS * SEQUENCES * header.max_rows, max(ATTENTION_FLOATS, CHOICE_SHARED_BYTES / 4));
-  shared.residual_at = shared.partial_at + round_up(sums, 4) * 4;
+  const Shared shared{header};
   if (threadIdx.x == 0) {
     ring.init();
     shared.words()[WORD_LEAVE] = shared.words()[WORD_APPENDED] = shared.words()[WORD_STOPPED] = 0;

@@ -8,7 +8,7 @@ from onekernel.config import ModelConfig
 from onekernel.device.spec import KernelSpec, Pointer, Scalar, Struct
 from onekernel.device.watch import PARAMS as WATCH_PARAMS
 
-HEADER_BYTES = 176
+HEADER_BYTES = 192
 """Of the plan's header, `plan.abi.HEADER`."""
 
 _ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}

@@ -139,6 +139,10 @@ HEADER = Record(
         Field("max_rows", "u32", "most rows of one CTA in one phase but the head: partial sums in shared memory"),
         Field("head_dim", "u32", "head_dim, which is compiled in too"),
         Field("max_hidden_rows", "u32", "most hidden rows of one CTA: the residual in shared memory"),
+        Field("x_at", "u32", "shared memory, bytes behind the first task: inputs"),
+        Field("partial_at", "u32", "the same: sums over parts of K, and scratch"),
+        Field("residual_at", "u32", "the same: the residual"),
+        Field("rest_at", "u32", "the same: what only quantised or sparse models keep"),
         Field("inner", "u32", "intermediate_size"),
         Field("qkv_scales", "u32", "constants, quantised weights only: scales of row 0 of qkv in layer 0"),
         Field("out_scales", "u32", "constants: the same of out"),
@@ -219,8 +223,8 @@ LISTED = 20
 CHOICE_ROUNDS = 64
 """Rounds of a token's choice at most: tags are token * CHOICE_ROUNDS + round + 1."""
 CHOICE_FIXED_WORDS = 2 * RADIX + 16
-CHOICE_CTA_WORDS = 4 + 2 * (4 + 2 * LISTED) + 4
-CHOICE_SHARED_BYTES = 16 * RADIX + 1408
+CHOICE_CTA_WORDS = 8 + 2 * LISTED + 4
+CHOICE_SHARED_BYTES = 24 * RADIX + 1408
 """Shared memory of the choice, where products keep their partial sums."""
 REPORT_WORDS = 1 + 2 * LISTED
 """Words that tell the host of a token's log probabilities."""

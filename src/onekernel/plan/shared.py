@@ -22,7 +22,8 @@ _SPLIT_BYTES = 2 * 16
 _WARP_BYTES = 16
 """Of each warp, with quantised products: a double of squares, the largest value, the sum of its int8 values."""
 _SMALLEST_GROUP = 64
-_LANE_VALUES = 8
+_QUAD = 4
+_SPLIT_VALUES = 64
 _FEWEST_PIECE_TOKENS = 8
 
 
@@ -35,7 +36,7 @@ class SharedLayout:
     rope: int
     """(sequences, head_dim / 2, 2) float32: the token's cosines and sines."""
     heads: int
-    """(group + 2, head_dim) float32: attention's queries, new key, new value."""
+    """(2 * group + 2, head_dim) bf16: attention's queries, new key, new value, what was rounded off the queries."""
     sums: int
     """(sequences, consumer_warps) float32."""
     words: int
@@ -45,10 +46,10 @@ class SharedLayout:
     tasks: int
     """The CTA's task records."""
     x: int
-    """(sequences, max_inputs) bf16: a phase's inputs."""
+    """(sequences, max_inputs) bf16: a phase's inputs. Attention keeps its scratch here and in `partial`."""
     partial: int
-    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; attention and the choice
-    keep their scratch here too."""
+    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; the choice keeps its
+    scratch here too."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
     quantised: int
@@ -81,21 +82,21 @@ def quantised_run(k_units: int, warps: int) -> int:
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
     """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
 
-    Each warp merges some heads of the group, so few that a lane holds at most 8 query values, or one head. Raises
-    ConfigError if keys and values of 8 tokens do not fit a stage.
+    Warps are split over quads of query heads, and over every 64 values of a head; each leaves a record of its tokens.
+    Raises ConfigError if there are too few warps, or if keys and values of 8 tokens do not fit a stage.
     """
-    group_lanes = 8 if head_dim <= 64 else 16 if head_dim <= 128 else 32
-    lane_values = -(-head_dim // 4 // group_lanes) * 4
-    splits = 1
-    while 2 * splits <= warps and -(-group // splits) > 1 and -(-group // splits) * lane_values > _LANE_VALUES:
-        splits *= 2
     piece_bytes = _FEWEST_PIECE_TOKENS * head_dim * 4
     if piece_bytes > stage_bytes:
         raise ConfigError(
             f"keys and values of {_FEWEST_PIECE_TOKENS} tokens of {head_dim} values take {piece_bytes} bytes, more "
             f"than a ring stage of {stage_bytes}: use {-(-piece_bytes // 1024)} consumer warps or more"
         )
-    return warps * -(-group // splits) * (head_dim + 2)
+    splits = -(-group // _QUAD) * -(-head_dim // _SPLIT_VALUES)
+    if splits > warps:
+        raise ConfigError(
+            f"{group} query heads of {head_dim} values a KV head take {splits} consumer warps or more, not {warps}"
+        )
+    return warps // splits * group * (head_dim + 2)
 
 
 def _token_words(sequences: int) -> int:
@@ -134,10 +135,11 @@ def shared_layout(
         )
         most_rows, quantised_bytes = fewest_rows, _WARP_BYTES * limits.consumer_warps + 4 * floats
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
-        parts = max(round_up(limits.consumer_warps, 4) * limits.sequences * max_rows, scratch, CHOICE_SHARED_BYTES // 4)
+        records = scratch - limits.sequences * max_inputs // 2  # of attention, that do not fit where inputs are
+        parts = max(round_up(limits.consumer_warps, 4) * limits.sequences * max_rows, records, CHOICE_SHARED_BYTES // 4)
         sizes = (
             round_up(limits.sequences * head_dim, 4) * 4,
-            round_up((group + 2) * head_dim, 4) * 4,
+            round_up((group + 1) * head_dim, 4) * 4,
             round_up(limits.sequences * limits.consumer_warps, 4) * 4,
             round_up(_token_words(limits.sequences) + 2 * limits.sequences * limits.consumer_warps, 4) * 4,
             _SPLIT_BYTES * limits.sequences,

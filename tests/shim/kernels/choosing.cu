@@ -30,8 +30,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1)
                       slots, cancel, logits, vocab, NO_PHASE, {}, {},
                       {mode, sampling, counts, bias, allowed, scores, choice, reports}};
   const Watch watch{abort, records, max_turns};
-  Shared shared{};
-  shared.partial_at = Shared::TASKS + 2 * sizeof(Task);
+  const Shared shared{*header};
   if (threadIdx.x == 0) shared.words()[WORD_STOPPED] = 0;
   for (u32 i = threadIdx.x; i < 2 * sizeof(Task) / 4; i += CONSUMERS)
     reinterpret_cast<u32*>(shared.tasks())[i] = reinterpret_cast<const u32*>(tasks + blockIdx.x * 2)[i];

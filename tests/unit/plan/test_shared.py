@@ -59,7 +59,7 @@ def test_parts_are_aligned_and_large_enough(
     assert room["x"] == sequences * 64 * inputs * 2
     assert room["partial"] >= 16 * sequences * layout.max_rows * 4
     assert room["residual"] == sequences * 4 * hidden * 4
-    assert room["heads"] >= (group + 2) * head_dim * 4
+    assert room["heads"] >= (2 * group + 2) * head_dim * 2
     stage = 16384 + BARRIER_BYTES
     assert layout.ring_bytes == layout.stages * stage and layout.stages >= MIN_STAGES
     assert layout.stages % 2 == 0, "halves of the warps take them in turns"
@@ -88,6 +88,11 @@ def test_a_stage_that_keys_and_values_do_not_fit_is_refused() -> None:
         ConfigError, match=r"keys and values of 8 tokens of 256 values take .* more than a ring stage of 2048"
     ):
         shared_layout(limits(consumer_warps=2, stage_bytes=2048), **NEEDS | {"head_dim": 256})
+
+
+def test_more_query_heads_than_the_warps_can_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"68 query heads of 64 values .* take 17 consumer warps or more, not 16"):
+        shared_layout(limits(), **NEEDS | {"group": 68})
 
 
 @pytest.mark.parametrize(

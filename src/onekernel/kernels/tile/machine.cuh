@@ -97,14 +97,14 @@ struct alignas(16) KvSplit {
 };
 
 // The shared memory of a CTA after the ring, in this order; onekernel/plan/shared.py lays it out the same way. What a build
-// fixes comes first, so that its offsets cost no registers; the rest are kept as offsets, since pointers would take two.
+// fixes comes first; where the rest begins is in the plan's header, whose members are constants too: neither costs registers.
 struct Shared {
   static constexpr u32 ROPE = MegaRing::BYTES, HEADS = ROPE + round_up(SEQUENCES * HEAD_DIM, 4) * 4,
-                       SUMS = HEADS + round_up((GROUP + 2) * HEAD_DIM, 4) * 4,
+                       SUMS = HEADS + round_up((GROUP + 1) * HEAD_DIM, 4) * 4,
                        WORDS = SUMS + round_up(SEQUENCES * MK_WARPS, 4) * 4,
                        SPLITS = WORDS + round_up(WORD_BEST + 2 * SEQUENCES * MK_WARPS, 4) * 4,
                        TASKS = SPLITS + 2 * SEQUENCES * static_cast<u32>(sizeof(KvSplit));
-  u32 x_at, partial_at, residual_at;
+  const Header& header;
 
   template <class T>
   static __device__ __forceinline__ T* at(u32 offset) {
@@ -113,8 +113,8 @@ struct Shared {
 
   // (SEQUENCES, HEAD_DIM / 2, 2): cosines and sines of the token's position.
   static __device__ __forceinline__ float* rope() { return at<float>(ROPE); }
-  // (GROUP + 2, HEAD_DIM): queries, the new key, the new value.
-  static __device__ __forceinline__ float* heads() { return at<float>(HEADS); }
+  // (2 * GROUP + 2, HEAD_DIM / 2), pairs of bf16: queries, the new key, the new value, what was rounded off the queries.
+  static __device__ __forceinline__ u32* heads() { return at<u32>(HEADS); }
   // (SEQUENCES, MK_WARPS): of squares.
   static __device__ __forceinline__ float* sums() { return at<float>(SUMS); }
   // SharedWord; from WORD_BEST on (SEQUENCES, MK_WARPS, 2): each warp's best logit and its token.
@@ -124,12 +124,15 @@ struct Shared {
   // (2, SEQUENCES): those of the token that is computed, then the loader's own, which is up to a token ahead.
   static __device__ __forceinline__ KvSplit* splits() { return at<KvSplit>(SPLITS); }
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
-  // (SEQUENCES, max_inputs / 2): pairs of bf16.
-  __device__ __forceinline__ u32* x() const { return at<u32>(x_at); }
-  // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; in attention and in the choice: their scratch.
-  __device__ __forceinline__ float* partial() const { return at<float>(partial_at); }
+  // (SEQUENCES, max_inputs / 2): pairs of bf16. In attention its scratch, which ends in `partial`.
+  __device__ __forceinline__ u32* x() const { return at<u32>(TASKS + header.x_at); }
+  // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; in the choice its scratch.
+  __device__ __forceinline__ float* partial() const { return at<float>(TASKS + header.partial_at); }
+  // Of the choice, and of products with int8 activations or sparse feed-forwards.
+  __device__ __forceinline__ u32 scratch_at() const { return TASKS + header.partial_at; }
+  __device__ __forceinline__ u32 rest_at() const { return TASKS + header.rest_at; }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
-  __device__ __forceinline__ float* residual() const { return at<float>(residual_at); }
+  __device__ __forceinline__ float* residual() const { return at<float>(TASKS + header.residual_at); }
 };
 
 // A CTA's consumers on their way through the tasks.

@@ -17,50 +17,32 @@ __device__ __forceinline__ void store_pair(u32* x, u32 index, u32 first, u32 sec
   to[SEQUENCES == 1 ? 4 : 1] = second;
 }
 
-// The tag that keeps a pair from being taken: of the words that do not carry `want`, the second one's; `want` if both do.
-__device__ __forceinline__ u32 other_tag(const Pair& pair, u32 want) {
-  const u32 low = static_cast<u32>(pair.first >> 32), high = static_cast<u32>(pair.second >> 32);
-  return high == want ? low : high;
-}
-
-// Waits for UNROLL pairs of words a thread, and keeps their values in shared.x() as bf16, multiplied by the norm's weights
-// if NORMED; adds their squares to `squares` then. A word that has come is not asked for again: what a hand-over costs is
-// round trips, and asking delays the weights.
+// One sequence's inputs: UNROLL pairs of words a thread at once, to shared.x() as bf16; if NORMED, multiplied by the norm's
+// weights, which come meanwhile, and their squares are added to `squares`.
 template <bool NORMED, u32 UNROLL>
-__device__ __forceinline__ bool take_some(const Machine& m, const float* norm, const Pair* words, u32* x, u32 first, u32 pairs, u32 want, u32 id,
-                                          float& squares) {
-  float4 scale[NORMED ? UNROLL : 1];
-  Pair taken[UNROLL] = {};
-  const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
-#pragma unroll
-  for (u32 i = 0; i < UNROLL; i++)
-    if (NORMED && i < count) scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
-  const bool ok = spin(m.watch, Wait::VALUE, id + 2 * first, want, [&](u64& seen) {
-    bool ready = true;
+__device__ __forceinline__ bool take_sequence(const Machine& m, const float* norm, u32 word, u32 pairs, u32 want, u32* x, float& squares) {
+#pragma unroll 1
+  for (u32 first = threadIdx.x; first < pairs; first += CONSUMERS * UNROLL) {
+    const u32 count = (pairs - first + CONSUMERS - 1) / CONSUMERS;
+    float4 scale[NORMED ? UNROLL : 1];
+    Pair taken[UNROLL];
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++)
-      if (i < count && other_tag(taken[i], want) != want) taken[i] = load_relaxed_gpu(words + first + i * CONSUMERS);
+      if (NORMED && i < count) scale[i] = reinterpret_cast<const float4*>(norm)[first + i * CONSUMERS];
+    const Pair* const words = reinterpret_cast<const Pair*>(m.launch.exchange + word) + first;
+    if (!wait_pairs<CONSUMERS>(m.watch, words, count, want, word + 2 * first, taken)) return false;
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++) {
-      const u32 tag = other_tag(taken[i], want);
-      if (i >= count || tag == want) continue;
-      ready = false;
-      seen = tag;
+      if (i >= count) continue;
+      u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
+      if (NORMED) {
+        const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
+        squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+        a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
+        b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
+      }
+      store_pair(x, first + i * CONSUMERS, a, b);
     }
-    return ready;
-  });
-  if (!ok) return false;
-#pragma unroll
-  for (u32 i = 0; i < UNROLL; i++) {
-    if (i >= count) continue;
-    u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
-    if (NORMED) {
-      const float v[4] = {bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b)};
-      squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
-      a = bf16_pair(v[0] * scale[i].x, v[1] * scale[i].y);
-      b = bf16_pair(v[2] * scale[i].z, v[3] * scale[i].w);
-    }
-    store_pair(x, first + i * CONSUMERS, a, b);
   }
   return true;
 }
@@ -68,27 +50,26 @@ __device__ __forceinline__ bool take_some(const Machine& m, const float* norm, c
 // Takes the task's inputs of every sequence to shared memory as bf16, multiplied by the norm's weights if there is one,
 // and leaves each warp's sum of squares in shared.sums(). All consumers call it; a meeting follows.
 __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, u32 unit_columns) {
-  // Pairs that a thread waits for at once. Without a norm's weights there are registers for more, and inputs are wider.
-  constexpr u32 NORMED_UNROLL = 2, UNROLL = 8;
   const u32 pairs = task.inputs / 4, want = m.tag_of(task.in_phase), stride = input_words(m.header, static_cast<Kind>(task.kind));
+  const u32 each = (pairs + CONSUMERS - 1) / CONSUMERS;  // of a thread
   bool ok = true;
   const float* norm = task.norm == 0 ? nullptr : m.launch.constants + task.norm - 1;
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const u32 id = task.in_word + s * stride;
-    const Pair* words = reinterpret_cast<const Pair*>(m.launch.exchange + id);
+    const u32 word = task.in_word + s * stride;
     u32* x = m.shared.x() + s * (m.header.max_inputs / 2);
     float squares = 0;
-    // Whoever gives up goes on to the shuffles below, where the warp's other lanes expect it.
-    if (norm != nullptr) {
-#pragma unroll 1
-      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * NORMED_UNROLL)
-        ok = take_some<true, NORMED_UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
-    } else {
-#pragma unroll 1
-      for (u32 first = threadIdx.x; ok && first < pairs; first += CONSUMERS * UNROLL)
-        ok = take_some<false, UNROLL>(m, norm, words, x, first, pairs, want, id, squares);
-    }
+    // Whoever gives up goes on to the shuffles below, where the warp's other lanes expect it. With a norm inputs are as wide
+    // as the residual, and its weights take registers too.
+    if (norm != nullptr)
+      ok = each == 1 ? ok && take_sequence<true, 1>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<true, 2>(m, norm, word, pairs, want, x, squares);
+    else if (each <= 2)
+      ok = each == 1 ? ok && take_sequence<false, 1>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<false, 2>(m, norm, word, pairs, want, x, squares);
+    else
+      ok = each <= 4 ? ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares)
+                     : ok && take_sequence<false, 8>(m, norm, word, pairs, want, x, squares);
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
     for (u32 i = pairs + threadIdx.x; i < task.k_units * unit_columns / 4; i += CONSUMERS) store_pair(x, i, 0, 0);
@@ -208,53 +189,58 @@ __device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_un
   return ok;
 }
 
-// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps.
+// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps. The sum
+// of a row tile is stored while weights of the next are on their way from shared memory.
 template <bool ROWS_4>
 __device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_pairs, bool ok) {
   constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8, HALF = MK_WARPS / 2;
-  const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
+  constexpr u32 NOTHING = ~0u;
+  const u32 lane = kept(lane_index()), warp = kept(warp_index()), pairs = row_tiles * k_pairs;
   const u8* mine = m.ring.stages + warp % HALF * (2 * UNIT_BYTES) + lane * sizeof(uint4);
-  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
-  const u32 stages = (row_tiles * k_pairs + HALF - 1) / HALF;
+  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+  const u32 stages = (pairs + HALF - 1) / HALF;
   u32 to_take = (stages + 1 - warp / HALF) / 2;  // stages of this half
   MegaCursor at = m.at;
   if (warp >= HALF) at.advance();
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
-  u32 k = warp;                 // of the warp's next pair in its row tile
-  u32 sums_row = row;           // of which the lane may have the sum
-  u32 left = row_tiles;
-#pragma unroll 1
-  while (left > 0) {
-    if (k >= k_pairs) {
-      k -= k_pairs;
-      sums_row += ROWS;
-      left--;
-      continue;
-    }
-    float* const sums = m.shared.partial() + part_at(sums_row, k);
-    float even[4] = {}, odd[4] = {};
-#pragma unroll 1
-    for (; k < k_pairs; k += MK_WARPS) {
-      ok = ok && m.take(at);
-      const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
-      const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
-      if (lane < UNIT_LANES) {
-        x_first = x[2 * k * UNIT_CHUNKS];
-        x_second = x[(2 * k + 1) * UNIT_CHUNKS];
-      }
-      m.ring.free(at, ok, 2);
-      at.advance();
-      at.advance();
-      to_take--;
-      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
-      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
-      mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
-      mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
-    }
+  u32 k = warp, row = lane / 4;  // of the warp's next pair in its row tile; of which the lane may have the sum
+  for (; k >= k_pairs; row += ROWS) k -= k_pairs;
+  u32 first = k;           // of the warp's pairs in this row tile
+  u32 finished = NOTHING;  // where the sum of the last row tile belongs
+  float even[4] = {}, odd[4] = {};
+  const auto store = [&] {
     float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
     if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
-    if (lane % 4 == 0 && row < ROWS) *sums = sum;
+    if (lane % 4 == 0 && lane / 4 < ROWS) m.shared.partial()[finished] = sum;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) even[i] = odd[i] = 0;
+    finished = NOTHING;
+  };
+#pragma unroll 1
+  for (u32 i = warp; i < pairs; i += MK_WARPS) {
+    ok = ok && m.take(at);
+    const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
+    const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
+    if (lane < UNIT_LANES) {
+      x_first = x[2 * k * UNIT_CHUNKS];
+      x_second = x[(2 * k + 1) * UNIT_CHUNKS];
+    }
+    if (finished != NOTHING) store();
+    m.ring.free(at, ok, 2);
+    at.advance();
+    at.advance();
+    to_take--;
+    mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
+    mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
+    mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
+    mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
+    k += MK_WARPS;
+    if (k < k_pairs) continue;
+    finished = part_at(row, first);
+    for (; k >= k_pairs; row += ROWS) k -= k_pairs;
+    first = k;
   }
+  if (finished != NOTHING) store();
   if (to_take > 0) {  // the last stage, in which only others have pairs
     ok = ok && m.take(at);
     m.ring.free(at, ok, 2);
@@ -340,9 +326,12 @@ __device__ __forceinline__ float sum_parts(const Machine& m, const Rows& rows, u
   float sum = 0;
 #pragma unroll
   for (u32 c = 0; c < PART_CHUNKS; c++) {
-    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
     const u32 first = 4 * c;
-    sum += ((first < parts ? v.x : 0) + (first + 1 < parts ? v.y : 0)) + ((first + 2 < parts ? v.z : 0) + (first + 3 < parts ? v.w : 0));
+    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
+    if (first + 4 <= parts)
+      sum += (v.x + v.y) + (v.z + v.w);
+    else if (first < parts)
+      sum += (v.x + (first + 1 < parts ? v.y : 0)) + (first + 2 < parts ? v.z : 0);
   }
   return sum;
 }
@@ -374,23 +363,24 @@ __device__ __forceinline__ void for_row_pairs(const Machine& m, const Task& task
 // all phases: seven would not fit the instruction cache.
 template <class Finish>
 __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish finish) {
-  const bool rows_4 = task.flags & FLAG_ROWS_4;
-  const u32 columns = rows_4 ? 128 : 64;
-  bool ok = take_inputs(m, task, columns);
+  // Read anew from shared memory where they are wanted: registers are scarcer.
+  const auto rows_4 = [&] { return (task.flags & FLAG_ROWS_4) != 0; };
+  const auto tile_shift = [&] { return rows_4() ? 2u : 3u; };
+  bool ok = take_inputs(m, task, rows_4() ? 128 : 64);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   m.mark(Mark::TAKEN);
-  const u32 tile_shift = rows_4 ? 2 : 3;
-  // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
-  const u32 fit = m.header.max_rows >> tile_shift, run = task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS;
+  u32 tiles;
 #pragma unroll 1
-  for (u32 tile = 0; tile < task.count; tile += run) {
-    const u32 tiles = min(run, task.count - tile);
-    ok = rows_4 ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
+  for (u32 tile = 0; tile < task.count; tile += tiles) {
+    // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
+    const u32 fit = m.header.max_rows >> tile_shift();
+    tiles = min(task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS, task.count - tile);
+    ok = rows_4() ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
     m.mark(Mark::MULTIPLIED);
     if (!m.meet(ok)) return false;
     m.mark(Mark::MET);
-    finish(Rows{(task.first + tile) << tile_shift, tiles << tile_shift, task.k_units, tile_shift});
-    if (tile + run < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    finish(Rows{(task.first + tile) << tile_shift(), tiles << tile_shift(), task.k_units, tile_shift()});
+    if (tile + tiles < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
   return true;
 }

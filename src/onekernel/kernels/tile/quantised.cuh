@@ -26,7 +26,7 @@ struct Quantised {
   static constexpr u32 LARGEST = MK_WARPS * 8, TOTALS = LARGEST + MK_WARPS * 4, Y = TOTALS + MK_WARPS * 4;
   u32 at, inputs;
 
-  __device__ __forceinline__ explicit Quantised(const Machine& m) : at(m.shared.residual_at + m.header.max_hidden_rows * 4), inputs(m.header.max_inputs) {}
+  __device__ __forceinline__ explicit Quantised(const Machine& m) : at(m.shared.rest_at()), inputs(m.header.max_inputs) {}
 
   __device__ __forceinline__ double* squares() const { return Shared::at<double>(at); }            // (MK_WARPS)
   __device__ __forceinline__ float* largest() const { return Shared::at<float>(at + LARGEST); }    // (MK_WARPS)

@@ -44,15 +44,21 @@ __device__ __forceinline__ bool gives_up(const Watch& watch, u32 turns, Wait kin
   return true;
 }
 
-// Waits until ready(seen), which looks once and says in `seen` what it saw. False: give up.
+// Waits until ready(), which looks once; seen() says what it saw, if it comes to that. False: give up.
+template <class Ready, class Seen>
+__device__ __forceinline__ bool spin(const Watch& watch, Wait kind, u32 id, u64 expected, Ready ready, Seen seen) {
+  for (u32 turns = 1; !ready(); turns++) {
+    spin_pause();
+    if (turns % TURNS_PER_LOOK == 0 && gives_up(watch, turns, kind, id, expected, seen())) return false;
+  }
+  return true;
+}
+
+// The same with a ready(seen) that says what it saw each time.
 template <class Ready>
 __device__ __forceinline__ bool spin(const Watch& watch, Wait kind, u32 id, u64 expected, Ready ready) {
   u64 seen = 0;
-  for (u32 turns = 1; !ready(seen); turns++) {
-    spin_pause();
-    if (turns % TURNS_PER_LOOK == 0 && gives_up(watch, turns, kind, id, expected, seen)) return false;
-  }
-  return true;
+  return spin(watch, kind, id, expected, [&] { return ready(seen); }, [&] { return seen; });
 }
 
 // Waits for the end of the mbarrier's phase of this parity. False: give up.

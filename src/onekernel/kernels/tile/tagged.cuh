@@ -11,36 +11,50 @@ __device__ __forceinline__ u64 tagged(u32 value, u32 tag) { return static_cast<u
 
 __device__ __forceinline__ void publish(u64* word, u32 value, u32 tag) { store_relaxed_gpu(word, tagged(value, tag)); }
 
+// 0 if both words of a pair carry `tag`.
+__device__ __forceinline__ u32 mismatch(const Pair& pair, u32 tag) {
+  return (static_cast<u32>(pair.first >> 32) ^ tag) | (static_cast<u32>(pair.second >> 32) ^ tag);
+}
+
+// Waits until `count` pairs, up to COUNT, carry `tag`: words[0], words[STRIDE], ... All are on their way at once, since the
+// number of round trips, not of bytes, is what a hand-over costs. One that has come is not asked for again, and a look at
+// them is a few instructions: sixteen warps that look share their issue slots with the one that loads weights.
+template <u32 STRIDE, u32 COUNT>
+__device__ __forceinline__ bool wait_pairs(const Watch& watch, const Pair* words, u32 count, u32 tag, u32 id, Pair (&taken)[COUNT]) {
+  const u64 here = static_cast<u64>(tag) << 32;
+#pragma unroll
+  for (u32 i = 0; i < COUNT; i++) taken[i] = i < count ? Pair{0, 0} : Pair{here, here};
+  const auto ready = [&] {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++)
+      if (mismatch(taken[i], tag) != 0) taken[i] = load_relaxed_gpu(words + i * STRIDE);
+    u32 different = 0;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) different |= mismatch(taken[i], tag);
+    return different == 0;
+  };
+  const auto seen = [&] {
+    u64 other = tag;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++)
+      if (mismatch(taken[i], tag) != 0) other = taken[i].second >> 32 == tag ? taken[i].first >> 32 : taken[i].second >> 32;
+    return other;
+  };
+  return spin(watch, Wait::VALUE, id, tag, ready, seen);
+}
+
 // Thread `thread` of THREADS takes its part of `pairs` pairs of words as soon as they carry `tag`, and calls keep(pair,
-// value, value) for each. UNROLL pairs per thread are loaded at once: the number of round trips, not of bytes, is what
-// a hand-over costs. `words` begin at word `base` of the exchange. False: give up.
+// value, value) for each, UNROLL of them at once. `words` begin at word `base` of the exchange. False: give up.
 template <u32 THREADS, u32 UNROLL, class Keep>
 __device__ __forceinline__ bool take_pairs(const Watch& watch, const Pair* words, u32 pairs, u32 tag, u32 thread,
                                            Keep keep, u32 base = 0) {
   for (u32 first = thread; first < pairs; first += THREADS * UNROLL) {
     Pair taken[UNROLL];
-    const bool ok = spin(watch, Wait::VALUE, base + 2 * first, tag, [&](u64& seen) {
-      bool ready = true;
-#pragma unroll
-      for (u32 i = 0; i < UNROLL; i++)
-        if (first + i * THREADS < pairs) taken[i] = load_relaxed_gpu(words + first + i * THREADS);
-#pragma unroll
-      for (u32 i = 0; i < UNROLL; i++) {
-        if (first + i * THREADS >= pairs) continue;
-        const u64 tags[2] = {taken[i].first >> 32, taken[i].second >> 32};
-        for (u64 t : tags) {
-          if (t == tag) continue;
-          ready = false;
-          seen = t;
-        }
-      }
-      return ready;
-    });
-    if (!ok) return false;
+    const u32 count = (pairs - first + THREADS - 1) / THREADS;
+    if (!wait_pairs<THREADS>(watch, words + first, count, tag, base + 2 * first, taken)) return false;
 #pragma unroll
     for (u32 i = 0; i < UNROLL; i++)
-      if (first + i * THREADS < pairs)
-        keep(first + i * THREADS, static_cast<u32>(taken[i].first), static_cast<u32>(taken[i].second));
+      if (i < count) keep(first + i * THREADS, static_cast<u32>(taken[i].first), static_cast<u32>(taken[i].second));
   }
   return true;
 }

@@ -12,54 +12,6 @@
 
 #include "phases/choose/rounds.cuh"
 
-// After the head, in place of publish_bests: what the CTA's rows score, and the best of that.
-__device__ __forceinline__ void publish_scores(const Machine& m, const Task& task) {
-  const Choosing& choosing = m.launch.choosing;
-  ChoiceShared& shared = choice_shared(m);
-  const u32 tile_rows = task.flags & FLAG_ROWS_4 ? 4 : 8;
-  const u32 end = min((task.first + task.count) * tile_rows, m.header.vocab_limit);
-#pragma unroll 1
-  for (u32 i = 0; i < SEQUENCES; i++) {
-    const u32 s = SEQUENCES == 1 ? 0 : forget(i);
-    const Sampling& sampling = choosing.sampling[s];
-    const bool filtered = sampling.flags & CHOOSE_FILTERED;
-    const float* logits = m.launch.logits + static_cast<u64>(s) * m.launch.logit_stride;
-    Best best{NO_LEVEL, NO_TOKEN};
-#pragma unroll 1
-    for (u32 token = task.first * tile_rows + forget(threadIdx.x) * 2; token < end; token += CONSUMERS * 2) {
-      uint4 words = make_uint4(0, 0, 0, 0);
-      if (!filtered && sampling.temperature > 0) words = philox(sampling.seed, m.position(s) + 1, token / 4);
-#pragma unroll 1
-      for (u32 i = 0; i < 2; i++) {
-        if (token + i >= end) continue;
-        const float score = score_of(m, sampling, s, token + i, logits[token + i]);
-        if (filtered) choosing.scores[static_cast<u64>(s) * m.launch.logit_stride + token + i] = score;
-        if (score == minus_infinity()) continue;
-        const bool noisy = !filtered && sampling.temperature > 0 && is_finite(score);
-        best.add_value(noisy ? score + gumbel(word_of(words, token + i)) : score, token + i, FAILED_SCORES);
-      }
-    }
-    __syncwarp();
-    best.add_warp();
-    if (lane_index() == 0) shared.bests[s][warp_index()] = best;
-  }
-  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-#pragma unroll 1
-  for (u32 s = forget(threadIdx.x) / WARP; s < SEQUENCES; s += MK_WARPS) {
-    const Best logit = best_of(warp_bests(m, s));
-    Best best = best_of(shared.bests[s]);
-    if (logit.level == FAILED_LEVEL) best = logit;
-    if (choosing.mode != CHOOSE_ROUNDS) {
-      publish_best(m, s, best);
-      continue;
-    }
-    if (lane_index() > 0) continue;
-    const Choice c = choice_of(m, s, false);
-    c.give_pair(c.own() + CHOICE_TOP, best.level, best.token);
-    c.give_pair(c.own() + CHOICE_TOP + 2, logit.level, 0);
-  }
-}
-
 // All consumers take the CTAs' bests, so that it costs one round trip, and leave each warp's.
 __device__ __forceinline__ bool take_bests(const Machine& m, const Task& task) {
   const u32 thread = forget(threadIdx.x);
@@ -119,9 +71,7 @@ __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task)
   // Warps may still be publishing the head's bests from the words that are written next.
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   if (rounds) {
-#pragma unroll 1
-    for (u32 s = 0; s < SEQUENCES; s++)
-      if (!choose_in_rounds(m, s, chooses)) return false;
+    if (!choose_in_rounds(m, chooses)) return false;
   } else if (!m.meet(take_bests(m, task))) {
     return false;
   }

@@ -10,7 +10,7 @@ struct Merged {
 
   __device__ __forceinline__ void add(const Merged& other) {
     const float larger = max(maximum, other.maximum);
-    const float old = __expf(maximum - larger), fresh = __expf(other.maximum - larger);
+    const float old = exp2_approx(maximum - larger), fresh = exp2_approx(other.maximum - larger);
     maximum = larger;
     weight = weight * old + other.weight * fresh;
     low = low * old + other.low * fresh;
@@ -59,21 +59,31 @@ __device__ __forceinline__ bool combine_head(const Machine& m, const Task& task,
       merged.add(part);
     }
     __syncwarp();
+    float maximum = merged.maximum;
 #pragma unroll
-    for (u32 mask = WARP / 2; mask > 0; mask /= 2)
-      merged.add({shuffle_xor(merged.maximum, mask), shuffle_xor(merged.weight, mask), shuffle_xor(merged.low, mask),
-                  shuffle_xor(merged.high, mask)});
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) maximum = max(maximum, shuffle_xor(maximum, mask));
+    const float shrink = exp2_approx(merged.maximum - maximum);
+    float weight = shrink * merged.weight, low = shrink * merged.low, high = shrink * merged.high;
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) {
+      weight += shuffle_xor(weight, mask);
+      low += shuffle_xor(low, mask);
+      high += shuffle_xor(high, mask);
+    }
     if (lane_index() > 0) continue;
+    const float inverse = divide_ordinary(1.0f, weight);
     const u32 to = m.header.mixed_word + sequence * m.header.mixed_words + query_head * HALF_DIM + pair;
-    m.give_word(to, bf16_pair(merged.low / merged.weight, merged.high / merged.weight));
+    m.give_word(to, bf16_pair(low * inverse, high * inverse));
   }
   return ok;
 }
 
 __device__ __forceinline__ bool combine_phase(Machine& m, const Task& task) {
   bool ok = true, waited = false;
+#pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
     const u32 parts = m.shared.splits()[s].parts;
+#pragma unroll 1
     for (u32 i = 0; parts > 1 && i < task.count; i++) {
       ok = ok && combine_head(m, task, s, task.first + i * task.stride, parts);
       waited = true;

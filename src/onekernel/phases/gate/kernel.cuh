@@ -35,7 +35,7 @@ struct Neurons {
     row_bytes = task.k_units * (UNIT_BYTES / tile_rows);
     const u64 behind = static_cast<u64>(m.header.neuron_tiles - task.first) * task.k_units * UNIT_BYTES;
     rows = m.launch.weights + task.weights + behind + static_cast<u64>(task.first * tile_rows) * (2 * row_bytes);
-    gates = Shared::at<float>(m.shared.residual_at + m.header.max_hidden_rows * 4);
+    gates = Shared::at<float>(forget(m.shared.rest_at()));
     firing = reinterpret_cast<Firing*>(gates + count);
   }
 };
