@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ SAME = ("kind", "pattern", "model", "asked_fraction", "hidden_size", "intermedia
 
 def compare(scale: Scale, layer: Layer, counter: Callable[[], float] | None) -> dict[str, Any]:
     """Return what all rows of single feed-forwards have: times, error, route and energy."""
-    compiled = for_these_shapes(scale)
+    compiled = compiled_for(scale.device, *layer.x.shape, len(layer.gate))
     ffn = SparseFFN(layer.gate.clone(), layer.up.clone(), DownProjection.from_linear(layer.down))
     settle(ffn, layer.x, scale.device)
     seen = ffn.measured
@@ -99,12 +99,13 @@ def patterns(scale: Scale, tokens: int, inner: int) -> Iterator[Pattern]:
         yield iid(fraction, tokens, inner)
 
 
-def for_these_shapes(scale: Scale) -> Callable[..., torch.Tensor]:
-    """Return the dense feed-forward compiled for the shapes that it meets first, without a trace of earlier ones.
+@lru_cache(maxsize=1)
+def compiled_for(device: str, tokens: int, hidden: int, inner: int) -> Callable[..., torch.Tensor]:
+    """Return the dense feed-forward compiled for these sizes alone: after others PyTorch would make them variable.
 
     A CPU's run only shows that rows come.
     """
-    if not scale.device.startswith("cuda"):
+    if not device.startswith("cuda"):
         return dense
     torch.compiler.reset()
     return torch.compile(dense, dynamic=False)
