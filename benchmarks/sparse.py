@@ -6,7 +6,8 @@
 
 Rows by `kind`: batched (16,384 tokens through one feed-forward), decode (1 and 8 tokens, in a CUDA graph), model (64 x
 2,048 tokens through the body of the published 0.5 B and 2 B shapes). `us` is ours, `dense_us` the faster of eager and
-torch.compile (eager alone for whole models), interleaved in one process. `relative_error` is against float32.
+torch.compile (eager alone for whole models), interleaved in one process. `relative_error` is against float32. The file
+is written after every row; rows of other measurements that it holds stay.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.energy import counter_if_any
+from benchmarks.ledger import Job, Ledger, picked, run_jobs
 from benchmarks.sparse_layer import Layer, dense
-from benchmarks.sparse_models import model_rows
+from benchmarks.sparse_models import model_jobs
 from benchmarks.sparse_patterns import Pattern, iid, skew
 from benchmarks.sparse_timing import CPU, GPU, Scale, error, finish, interleaved, per_token
-from onekernel.measure.results import write_results
 from onekernel.ops.sparse_module import SparseFFN
 from onekernel.weights.neuron_rows import DownProjection
 
@@ -37,8 +39,13 @@ def settle(ffn: SparseFFN, x: torch.Tensor, device: str) -> None:
         finish(device)
 
 
-def compare(scale: Scale, layer: Layer, counter: Callable[[], float] | None, compiled: Any) -> dict[str, Any]:
+SAME = ("kind", "pattern", "model", "asked_fraction", "hidden_size", "intermediate_size", "tokens")
+"""What makes two rows the same measurement."""
+
+
+def compare(scale: Scale, layer: Layer, counter: Callable[[], float] | None) -> dict[str, Any]:
     """Return what all rows of single feed-forwards have: times, error, route and energy."""
+    compiled = compiled_for(scale.device, *layer.x.shape, len(layer.gate))
     ffn = SparseFFN(layer.gate.clone(), layer.up.clone(), DownProjection.from_linear(layer.down))
     settle(ffn, layer.x, scale.device)
     seen = ffn.measured
@@ -92,21 +99,37 @@ def patterns(scale: Scale, tokens: int, inner: int) -> Iterator[Pattern]:
         yield iid(fraction, tokens, inner)
 
 
-def layer_rows(scale: Scale, real: Path | None, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
-    on_gpu = scale.device.startswith("cuda")  # a CPU's run only shows that rows come
-    compiled = torch.compile(dense) if on_gpu else dense
+@lru_cache(maxsize=1)
+def compiled_for(device: str, tokens: int, hidden: int, inner: int) -> Callable[..., torch.Tensor]:
+    """Return the dense feed-forward compiled for these sizes alone: after others PyTorch would make them variable.
+
+    A CPU's run only shows that rows come.
+    """
+    if not device.startswith("cuda"):
+        return dense
+    torch.compiler.reset()
+    return torch.compile(dense, dynamic=False)
+
+
+def layer_jobs(scale: Scale, real: Path | None, counter: Callable[[], float] | None) -> Iterator[Job]:
+    """Yield the measurements of single feed-forwards."""
+
+    def of(kind: str, pattern: Pattern) -> dict[str, Any]:
+        layer = Layer.of(pattern, scale.hidden, scale.device)
+        about = {"kind": kind, "pattern": pattern.name, "asked_fraction": pattern.fraction}
+        return about | compare(scale, layer, counter)
+
+    def saved(path: Path) -> dict[str, Any]:
+        return {"kind": "batched", "pattern": "real", **compare(scale, Layer.saved(path, scale.device), counter)}
+
+    if real is not None:
+        yield "the trained layer", partial(saved, real)
     for inner in scale.inners:
         for pattern in patterns(scale, scale.tokens, inner):
-            layer = Layer.of(pattern, scale.hidden, scale.device)
-            yield {"kind": "batched", "pattern": pattern.name, **compare(scale, layer, counter, compiled)}
-    if real is not None:
-        layer = Layer.saved(real, scale.device)
-        yield {"kind": "batched", "pattern": "real", **compare(scale, layer, counter, compiled)}
+            yield f"{pattern.name} {pattern.fraction} of {inner}", partial(of, "batched", pattern)
     for tokens in scale.decode_tokens:
         for pattern in (skew(0.01, 0, tokens, scale.inners[0]), iid(0.1, tokens, scale.inners[0])):
-            layer = Layer.of(pattern, scale.hidden, scale.device)
-            compiled = torch.compile(dense) if on_gpu else dense
-            yield {"kind": "decode", "pattern": pattern.name, **compare(scale, layer, counter, compiled)}
+            yield f"{tokens} tokens, {pattern.name} {pattern.fraction}", partial(of, "decode", pattern)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", default="layers,model", help="what to run: layers, model, or both")
     parser.add_argument("--real", type=Path, help="what train_sparse.py wrote")
     parser.add_argument("--repeats", type=int, help="timed calls of each kind")
+    parser.add_argument("--seconds", type=float, default=420.0, help="start nothing new after this long (default: 420)")
     parser.add_argument("--commit", help="what to record as the commit")
     parser.add_argument("--out", type=Path, default=Path("results/sparse.json"))
     options = parser.parse_args(arguments)
@@ -130,19 +154,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         found = facts(scale.device)
         about = {"device": found.name, "driver": found.driver_version}
-        counter = counter_if_any(scale.device, f"GPU-{torch.cuda.get_device_properties(scale.device).uuid}")
-    rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
-        if "layers" in kinds:
-            for row in layer_rows(scale, options.real, counter):
-                rows.append(row)
-                print(line(row), flush=True)
+        counter = counter_if_any(scale.device, found.uuid)
+    jobs: list[Job] = []
+    if "layers" in kinds:
+        jobs += layer_jobs(scale, options.real, counter)
     if "model" in kinds:
-        for row in model_rows(scale, counter):
-            rows.append(row)
-            print(line(row), flush=True)
-    write_results(options.out, rows, commit=options.commit, **about)
-    return 0
+        jobs += model_jobs(scale, counter)
+    ledger = Ledger(options.out, partial(picked, names=SAME), options.commit, **about)
+    with torch.inference_mode():
+        return run_jobs(jobs, ledger, line, options.seconds)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -14,11 +14,11 @@ Which neurons fire is fixed: a constant hidden channel, which no layer writes to
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ import torch
 
 from benchmarks import handover
 from benchmarks.energy import counter_if_any, millijoules_per_call
+from benchmarks.ledger import Job, Ledger, Row, run_jobs
 from onekernel.config import ModelConfig
 from onekernel.device.kernel import Kernel
 from onekernel.device.spec import KernelSpec
 from onekernel.engine.megakernel import Megakernel
 from onekernel.engine.memory import pages_for
 from onekernel.kernels.megakernel import MegakernelShape
-from onekernel.measure.results import spread, write_results
+from onekernel.measure.results import spread
 from onekernel.models.model import LayerWeights
 from onekernel.models.packed import PackedModel, allocate, pack_embedding, pack_final_norm, pack_layer, pack_matrix
 from onekernel.phases.attention.cache import KVCache
@@ -198,12 +199,23 @@ def megakernel(rig: Rig, plan: Plan, packed: PackedModel) -> Megakernel:
     return Megakernel(plan, packed, cache, rig.load(shape.spec(rig.arch)), shape)
 
 
-def rows(rig: Rig, scale: Scale, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
-    """Yield all rows."""
-    for fraction in scale.fractions:
-        yield row(rig, scale, "megakernel_ffn", "Llama-3.2-1B shape", scale.ffn, fraction, counter)
-    for name, config in scale.models.items():
-        yield row(rig, scale, "megakernel_model", name, config, min(scale.fractions), counter)
+def jobs(rig: Rig, scale: Scale, counter: Callable[[], float] | None, kinds: Sequence[str]) -> Iterator[Job]:
+    """Yield all measurements of these kinds."""
+
+    def of(kind: str, name: str, config: ModelConfig, fraction: float) -> Job:
+        return f"{name}, {fraction}", partial(row, rig, scale, kind, name, config, fraction, counter)
+
+    if "megakernel_model" in kinds:
+        for name, config in scale.models.items():
+            yield of("megakernel_model", name, config, min(scale.fractions))
+    if "megakernel_ffn" in kinds:
+        for fraction in scale.fractions:
+            yield of("megakernel_ffn", "Llama-3.2-1B shape", scale.ffn, fraction)
+
+
+def same(row: Row) -> Hashable:
+    """Return what makes two rows the same measurement: which neurons fire is fixed, so their share is known."""
+    return row["kind"], row.get("model"), row.get("pattern"), round(row.get("nonzero_fraction", 0.0), 2)
 
 
 def row(
@@ -307,23 +319,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shim", action="store_true", help="run on the CPU, tiny")
     parser.add_argument("--energy", action="store_true", help="also millijoules per token, from the GPU's counter")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"what to run: {', '.join(KINDS)}, with commas")
     parser.add_argument("--repeats", type=int, help="timed launches of each side")
+    parser.add_argument("--seconds", type=float, default=420.0, help="start nothing new after this long (default: 420)")
     parser.add_argument("--commit", help="what to record as the commit")
     parser.add_argument("--out", type=Path, default=Path("results/sparse.json"))
     options = parser.parse_args(arguments)
+    kinds = options.kinds.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"--kinds has {', '.join(sorted(unknown))}; it takes {', '.join(KINDS)}")
     rig, scale = (shim(), SHIM) if options.shim else (gpu(), GPU)
     scale = replace(scale, repeats=options.repeats or scale.repeats)
     counter = None
     if options.energy and not options.shim:
         counter = counter_if_any(rig.device, f"GPU-{torch.cuda.get_device_properties(rig.device).uuid}")
-    kept = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    found = [other for other in kept if other["kind"] not in KINDS]
+    ledger = Ledger(options.out, same, options.commit, **rig.about)
     with torch.inference_mode():
-        for new in rows(rig, scale, counter):
-            found.append(new)
-            print(line(new), flush=True)
-            write_results(options.out, found, commit=options.commit, **rig.about)
-    return 0
+        return run_jobs(jobs(rig, scale, counter, kinds), ledger, line, options.seconds)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.ledger import Job
 from benchmarks.sparse_llama import Sizes, SparseLlama
 from benchmarks.sparse_patterns import Pattern, skew
 from benchmarks.sparse_timing import CHECKED_TOKENS, Scale, error, finish, per_token, time_us
@@ -42,10 +44,16 @@ def patterned_model(sizes: Sizes, pattern: Pattern, device: str) -> SparseLlama:
     return model
 
 
-def model_rows(scale: Scale, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
+def model_jobs(scale: Scale, counter: Callable[[], float] | None) -> Iterator[Job]:
+    """Yield the measurements of whole models."""
+
+    def of(name: str, sizes: Sizes, fraction: float) -> dict[str, Any]:
+        about = {"kind": "model", "model": name, "asked_fraction": fraction}
+        return about | model_row(scale, sizes, fraction, counter)
+
     for name, sizes in scale.models.items():
         for fraction in scale.fractions[:2]:
-            yield {"kind": "model", "model": name, **model_row(scale, sizes, fraction, counter)}
+            yield f"the {name} model, {fraction}", partial(of, name, sizes, fraction)
 
 
 @torch.inference_mode()

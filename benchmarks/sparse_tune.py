@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from benchmarks.sparse_layer import Layer
 from benchmarks.sparse_patterns import iid, skew
 from benchmarks.sparse_timing import GPU, Scale, finish, interleaved
+from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_ffn import Slices, SparseKernels, SparseShape
 from onekernel.ops.sparse_module import SparseFFN
 from onekernel.ops.sparse_route import Route
@@ -66,15 +68,20 @@ def tune(scale: Scale) -> None:
             totals = torch.zeros(4, dtype=torch.int32, device=scale.device)
             for form in FORMS:
                 times: list[tuple[str, Any, Any]] = []
+                try:
+                    slices = Slices.plan(form, scale.hidden, inner, capacity=128)
+                except ConfigError as error:
+                    print(inner, pattern.name, form, error, flush=True)
+                    continue
                 kernels = SparseKernels(form, lambda spec, kept=times: Stopwatch(load_kernel(spec), kept), sms)
-                slices = Slices.plan(form, scale.hidden, inner, capacity=128)
                 for _ in range(scale.repeats):
                     kernels.sliced(layer.x, values, layer.up, rows, slices, totals, out, accumulate=False)
                 finish(scale.device)
                 parts: dict[str, list[float]] = defaultdict(list)
                 for name, begin, end in times[len(times) // scale.repeats * 2 :]:
                     parts[name].append(begin.elapsed_time(end) * 1e3)
-                print(inner, pattern.name, form, {name: round(statistics.median(us), 1) for name, us in parts.items()})
+                medians = {name: round(statistics.median(us), 1) for name, us in parts.items()}
+                print(inner, pattern.name, form, medians, flush=True)
             for hot in (0, *(inner // 64 * share // 16 * 64 for share in (1, 2, 3, 4, 6))):
                 route = Route("hot_cold" if hot else "sliced", hot)
                 ffn = SparseFFN(layer.gate.clone(), layer.up, DownProjection.from_rows(rows), route=route)
@@ -85,8 +92,11 @@ def tune(scale: Scale) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args(arguments)
-    tune(GPU)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=GPU.repeats, help=f"timed calls (default: {GPU.repeats})")
+    parser.add_argument("--inner", type=int, nargs="+", default=GPU.inners, help="intermediate sizes")
+    options = parser.parse_args(arguments)
+    tune(replace(GPU, repeats=options.repeats, inners=tuple(options.inner)))
     return 0
 
 

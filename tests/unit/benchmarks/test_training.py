@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import training
-from benchmarks.training_runs import GPU_MODEL, plan, steps_for
+from benchmarks.training_runs import GPU_MODEL, one_by_one, plan, run_row, steps_for
 from onekernel.train.settings import new_model
 from tests.unit.train.tiny import write_text
 
@@ -58,6 +58,17 @@ def test_two_runs_are_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureF
     assert row["mj_per_token"] is None
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "loss gap" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_are_those_one_by_one(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    asked = plan(text, cpu=True, seconds=1.0, steps=3, l1=0.5, png=None, at_once=True)
+    row = run_row(asked, training.CPU, None)
+    alone = one_by_one(asked, training.CPU, 3, None)
+    assert [row["dense_held_out_loss"], row["held_out_loss"]] == [side["held_out_loss"] for side in alone]
+    assert row["ms"] is row["dense_ms"] is row["speedup"] is row["mj_per_token"] is None
+    assert "at once, error" in training.line(row)
 
 
 def test_the_steps_of_a_run_are_those_that_fit_into_its_time(tmp_path: Path) -> None:
