@@ -6,6 +6,7 @@ Every launch is bounded: a kernel that makes no token is stopped within seconds,
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -36,6 +37,7 @@ from onekernel.phases.attention.rope import rope_table
 from onekernel.plan.abi import Kind
 from onekernel.plan.limits import Limits
 from onekernel.plan.plan import make_plan
+from onekernel.plan.validate import validate
 from onekernel.weights.shipped import read_shipped
 from tests.megakernels import Case, in_float32, prompt_of, published
 from tests.unit.plan.models import BASE, CONFIGS, random_weights
@@ -134,6 +136,65 @@ def test_twenty_repeats_give_the_same_bits(llama: Rig) -> None:
     llama.case.check([prompt], made[0], 32)
     for other in made[1:]:
         assert other.tokens == made[0].tokens and torch.equal(other.logits, made[0].logits)
+
+
+def test_other_partitions_and_orders_give_the_same_bits_on_the_same_build(llama: Rig) -> None:
+    case, kernel = llama.case, llama.megakernel
+    prompts, ctas = [prompt_of(case.config, 600)], case.plan.limits.ctas
+    made, runs = case.run(kernel, prompts, 24), compiler_runs()
+    orders = [(), tuple(reversed(range(ctas))), tuple(random.Random(1).sample(range(ctas), ctas))]
+    for partition, order in [("level", orders[0]), ("balanced", orders[1]), ("level", orders[2])]:
+        plan = make_plan(case.config, case.plan.limits, partition=partition, order=order)  # type: ignore[arg-type]
+        validate(plan)
+        assert plan.layout == case.plan.layout and plan.tasks.tobytes() != case.plan.tasks.tobytes()
+        other = Megakernel(plan, case.packed, kernel.cache, kernel.kernel, kernel.shape)
+        again = replace(case, plan=plan).run(other, prompts, 24)
+        assert again.tokens == made.tokens and torch.equal(again.logits, made.logits)
+    assert compiler_runs() == runs
+
+
+def test_an_answer_longer_than_a_launch_goes_on_in_the_next(llama: Rig) -> None:
+    prompt = prompt_of(llama.case.config, 100)
+    whole = llama.decode(prompt, 60)
+    short = MegakernelBackend(llama.megakernel, memory=MemoryReport(0, 0, 0), launch_tokens=7, patience=PATIENCE)
+    before, own, llama.backend = llama.kernel.launches, llama.backend, short
+    try:
+        assert llama.decode(prompt, 60) == whole
+    finally:
+        llama.backend = own
+    assert llama.kernel.launches - before == 9
+
+
+def test_while_a_launch_runs_nothing_is_allocated_freed_pinned_or_asked(
+    llama: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these could wait for the kernel's end, which may itself wait for the host's cancel word."""
+
+    def calls() -> dict[str, int]:
+        device, host = torch.cuda.memory_stats(GPU), torch.cuda.host_memory_stats()
+        segments = {name: device[f"segment.all.{name}"] for name in ("allocated", "freed")}
+        return segments | {name: host.get(name, 0) for name in ("num_host_alloc", "num_host_free")}
+
+    asked, ended = list[float](), Megakernel.ended
+
+    def counting(self: Megakernel) -> bool:
+        asked.append(time.monotonic())
+        return ended(self)
+
+    monkeypatch.setattr(Megakernel, "ended", counting)
+    backend, prompt = llama.backend, prompt_of(llama.case.config, 70)
+    sequence = backend.open(prompt, CONTEXT)
+    backend.prefill(sequence, CancelToken(), lambda done, total: None)
+    sampling = Sampling(temperature=1.0, top_k=40, seed=3, logprobs=5)
+    tokens = backend.decode(sequence, sampling, 500, frozenset(), CancelToken())
+    next(tokens)
+    before = calls()
+    for _ in range(300):
+        next(tokens)
+    after, looks = calls(), len(asked)
+    tokens.close()
+    backend.release(sequence)
+    assert after == before and looks == 0
 
 
 def test_long_answers_pass_pages_and_blocks(llama: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,13 @@ from onekernel.device.facts import facts
 from onekernel.device.support import architecture
 from onekernel.engine.choosing import Choosing
 from onekernel.phases.choose import TokenCounts, choose
+from onekernel.phases.choose.filters import adjust, keep
 from onekernel.plan.abi import Failure
 from tests import choosing
 from tests.choosing import Chooser, compare, peaked, reference
 from tests.gpu.test_megakernel import SHAPES, Rig, case_of
 from tests.megakernels import prompt_of
+from tests.unit.phases.choose.oracle import ALPHA, p_value, softmax
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,6 +85,20 @@ def test_launches_repeat_and_partitions_agree(chooser: Chooser) -> None:
         assert chooser.choices(given, which) == first
         other = Chooser(chooser.load, chooser.spec, chooser.device, ctas=chooser.ctas - 5, split=4)
         compare(other.choices(given, which), first)
+
+
+@pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "min_p"])
+def test_draws_follow_the_distribution(chooser: Chooser, name: str) -> None:
+    """Chi-square over 4,000 draws from the same logits at other positions, at alpha 1e-6."""
+    draws, vocab = 4000, 400
+    given = peaked(1, vocab, seed=5, scale=1.5).expand(draws, vocab)
+    which = Choosing(replace(Sampling(temperature=0.9, seed=11), **SETTINGS[name]))
+    ids = [choice.token_id for choice in chooser.choices(given, which)]
+    kept = keep(adjust(given[0], which.sampling, None, None), which.sampling)
+    expected = [0.0] * vocab
+    for token, probability in zip(kept.token_ids.tolist(), softmax(kept.scores.tolist()), strict=True):
+        expected[token] = probability
+    assert p_value(Counter(ids), expected) > ALPHA
 
 
 @pytest.mark.parametrize("name", ["greedy", "plain", "everything"])

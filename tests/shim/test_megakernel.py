@@ -69,6 +69,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
         pytest.param("smollm2", 70, marks=SLOW),
         pytest.param("mistral", 80, marks=SLOW),
         pytest.param("qwen3-head256", 90, marks=SLOW),
+        pytest.param("head96", 65, marks=SLOW),
+        pytest.param("head128", 70, marks=SLOW),
         pytest.param("bias", 66, marks=SLOW),  # ReLU
         pytest.param("tied", 127, marks=SLOW),  # hidden 72
     ],
@@ -99,7 +101,7 @@ def test_other_partitions_give_the_same_bits_on_the_same_build(case: Callable[..
     it = case("llama", 4)
     prompts = [prompt_of(it.config, 130)]
     made = it.run(it.megakernel(ShimKernel), prompts, 4)
-    for options in ({"partition": "even"}, {"order": (2, 0, 3, 1)}, {"partition": "even", "order": (3, 2, 1, 0)}):
+    for options in ({"partition": "level"}, {"order": (2, 0, 3, 1)}, {"partition": "level", "order": (3, 2, 1, 0)}):
         other = case("llama", 4, **options)
         again = other.run(other.megakernel(ShimKernel), prompts, 4)
         assert again.tokens == made.tokens

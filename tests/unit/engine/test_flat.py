@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import random
 import resource
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -111,3 +113,18 @@ def test_closing_frees_the_cache_and_the_weights_three_times(tmp_path: Path) -> 
         model.generate(ids(70), SamplingParams(max_tokens=2, **GREEDY))
         model.close()
         assert [reference() for reference in held] == [None, None]  # although model and backend are still referenced
+
+
+@pytest.mark.slow
+def test_a_chat_of_a_thousand_turns_with_a_cut_history_keeps_its_time_per_turn(llm: LLM) -> None:
+    """Processor time, so that others on the machine do not count; a history that grew would take many times as much."""
+    turns, history, seconds = 1000, list[int](), list[float]()
+    for turn in range(turns):
+        history = [*history, *ids(6, turn)][-256:]
+        began = time.process_time()
+        done = llm.generate(history, SamplingParams(max_tokens=2, **GREEDY))
+        seconds.append(time.process_time() - began)
+        history += done.token_ids
+    check_pages(llm)
+    tenth = turns // 10
+    assert median(seconds[-tenth:]) < 2 * median(seconds[tenth : 2 * tenth])

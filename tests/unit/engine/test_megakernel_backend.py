@@ -24,6 +24,7 @@ from onekernel.engine.stream import AnswerStream
 from onekernel.errors import ConfigError, DeviceError, NumericError
 from onekernel.models.model import Model
 from onekernel.phases.choose import TokenCounts, choose
+from onekernel.plan.abi import MAX_LAUNCH_TOKENS
 from onekernel.text.tokenizer import Tokenizer
 from tests.megakernels import (
     Reference,
@@ -152,6 +153,37 @@ def test_limits_of_a_launch_change_nothing(rig: Rig, answer: list[int]) -> None:
     before = rig.kernel.launches
     assert rig.decode(8, backend=short)[0] == answer
     assert rig.kernel.launches - before == 3
+
+
+def test_a_launch_makes_no_more_tokens_than_there_are_slots(rig: Rig) -> None:
+    before = rig.kernel.launches
+    table = torch.zeros(1, rig.megakernel.plan.limits.table_pages, dtype=torch.int32)
+    for limit in (0, MAX_LAUNCH_TOKENS + 1):
+        with pytest.raises(ConfigError, match=f"limit is {limit}; one launch makes 1 to 4096 tokens"):
+            rig.megakernel.launch([1], [0], table, limit)
+    with pytest.raises(ConfigError, match="65 stop token ids were given; the kernel takes at most 64"):
+        rig.megakernel.launch([1], [0], table, 1, stop_ids=range(65))
+    assert rig.kernel.launches == before
+
+
+def test_reading_tokens_calls_nothing_of_cuda(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned memory is read through NumPy: once a launch runs, its tokens and reports need no tensor's help."""
+    sequence = rig.backend.open(rig.prompt, PROMPT_TOKENS + 4)
+    rig.backend.prefill(sequence, CancelToken(), lambda done, total: None)
+    sampling = Sampling(temperature=1.0, top_k=5, seed=2, logprobs=3)
+    tokens = rig.backend.decode(sequence, sampling, 4, frozenset(), CancelToken())
+    made = [next(tokens)]
+
+    def forbidden(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a tensor was touched while tokens are read")
+
+    with monkeypatch.context() as patch:
+        for name in ("item", "tolist", "__getitem__", "to", "cpu", "copy_", "zero_"):
+            patch.setattr(torch.Tensor, name, forbidden)
+        made += [next(tokens) for _ in range(3)]
+    tokens.close()
+    rig.backend.release(sequence)
+    assert [len(token.top) for token in made] == [3] * 4
 
 
 @pytest.mark.parametrize("stop_ids", [0, 100])

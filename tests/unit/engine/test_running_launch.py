@@ -35,6 +35,7 @@ class Kernel:
 
     def __init__(self, clock: Clock, token_after: float) -> None:
         self.clock, self.token_after, self.stopped = clock, token_after, False
+        self.asked = 0
         self.kernel = SimpleNamespace(spec=SimpleNamespace(entry="kernel"))
         self.watch = SimpleNamespace(stop=self.stop)
 
@@ -45,6 +46,7 @@ class Kernel:
         return Slot(7, False, False) if self.clock.sleeps >= self.token_after else None
 
     def ended(self) -> bool:
+        self.asked += 1
         return self.stopped
 
     def check(self) -> None:
@@ -74,3 +76,9 @@ def test_a_kernel_that_is_silent_for_as_long_as_patience_lasts_is_stopped(wait: 
         wait(token_after=1e9)
     with pytest.raises(DeviceError, match="did not come"):  # also after a stop
         wait(token_after=1e9, stopped_at=50)
+
+
+def test_while_tokens_come_the_driver_is_not_asked(wait: Any) -> None:
+    """A token that comes within 0.1 s is only read; after that, a look at whether the launch has ended each 0.1 s."""
+    assert wait(token_after=0)[1].asked == wait(token_after=99)[1].asked == 0
+    assert wait(token_after=350)[1].asked == 3

@@ -38,6 +38,9 @@ CONFIGS: dict[str, ModelConfig] = {
         BASE, num_attention_heads=3, num_key_value_heads=3, head_dim=100, intermediate_size=177, vocab_size=201
     ),
     "odd": replace(BASE, hidden_size=102, intermediate_size=61, vocab_size=203, hidden_act="relu2", head_dim=20),
+    "head80": replace(BASE, num_attention_heads=3, num_key_value_heads=1, head_dim=80, qkv_bias=True),
+    "head96": replace(BASE, hidden_size=96, num_attention_heads=2, head_dim=96),
+    "head128": replace(BASE, num_attention_heads=5, num_key_value_heads=1, head_dim=128, qk_norm=True),
     "head256": replace(BASE, num_attention_heads=2, num_key_value_heads=1, head_dim=256, qk_norm=True),
 }
 
