@@ -136,7 +136,7 @@ def test_equal_logits_are_kept_by_their_ids(chooser: Callable[..., Chooser], lev
 
 
 def test_rows_that_are_arranged_against_the_lists_are_listed_exactly(chooser: Callable[..., Chooser]) -> None:
-    """19 lanes of 32 have all the high logits, so that more tokens reach the first places of 20 lanes than have room."""
+    """19 of 32 lanes have all the high logits: more tokens reach the first places of 20 lanes than have room."""
     given, it = peaked(2, 1000), chooser(ctas=1)
     given[:, torch.arange(1000) // 2 % 32 < 19] += 40.0
     for settings in ({"top_k": 9}, {"top_p": 0.9, "top_k": 12}, {"logprobs": 20, "temperature": 0.0}):
