@@ -145,6 +145,15 @@ def test_rows_that_are_arranged_against_the_lists_are_listed_exactly(chooser: Ca
         assert not it.spread
 
 
+def test_the_chosen_token_s_log_probability_alone_needs_no_list(chooser: Callable[..., Chooser]) -> None:
+    """So many CTAs list more tokens than the choosing one has room to keep."""
+    given, it = peaked(2, 1000), chooser(ctas=40)
+    for temperature in (0.0, 1.0):
+        which = Choosing(replace(WARM, temperature=temperature, logprobs=0))
+        compare(it.choices(given, which), reference(given, which))
+        assert not it.spread
+
+
 def test_more_equals_than_the_lists_have_room_for_are_looked_at_together(chooser: Callable[..., Chooser]) -> None:
     given, it = torch.zeros(1, 400), chooser(ctas=8)
     for settings in ({"top_k": 29}, {"logprobs": 20, "temperature": 0.0}, {"top_k": 50, "top_p": 0.5, "logprobs": 3}):

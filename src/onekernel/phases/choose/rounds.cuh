@@ -187,6 +187,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
   ChoiceShared& shared = c.shared;
   Search& search = shared.search;
   const bool weigh = has_goal(sampling, of, TOP_P);
+  const bool only_mass = of == LOGITS && !has_goal(sampling, of, LIKELIEST);  // for the chosen token's log probability
   u32 goal = TOP_K;
   u64 floor = NO_LIMIT;
   bool sure = true, ok = true;  // sure: nothing is wanted of what is not listed
@@ -212,7 +213,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
       floor = warp_min_long(c.lane() < MK_WARPS ? shared.floors[c.lane()] : NO_LIMIT);
       const u64 about = warp_sum_long(c.lane() < MK_WARPS ? shared.sums[c.lane()] : 0);
       if (c.thread() == 0) shared.mass = about;
-      sure = floor == NO_LIMIT || (of == SCORES && value_of(level_at(floor)) - shared.tops[of] < sampling.least);
+      sure = only_mass || floor == NO_LIMIT || (of == SCORES && value_of(level_at(floor)) - shared.tops[of] < sampling.least);
     } else {
       cut_edge(c, of, goal++);
       barrier_sync(CONSUMER_BARRIER, CONSUMERS);
@@ -235,6 +236,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, u32 of, Step step
     }
     open |= !found && !sure;
     step = found ? EDGE : KEPT;
+    collected = only_mass;
     if (c.thread() == 0) shared.listed = 0;
   }
   return true;
