@@ -83,7 +83,9 @@ def test_2b_4t_is_loaded_onto_the_megakernel_and_generates() -> None:
     prompt = list(range(100))
     greedy = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
     drawn = SamplingParams(max_tokens=32, temperature=0.8, top_k=50, seed=7, ignore_eos=True)
-    with LLM("bitnet-b1.58-2B-4T", load_format="dummy", device=GPU, backend="megakernel", max_context=2048) as llm:
+    # Reused pages leave a shorter prompt, which PyTorch rounds otherwise; and these weights' logits are flat.
+    options = {"device": GPU, "backend": "megakernel", "max_context": 2048, "prefix_cache": False}
+    with LLM("bitnet-b1.58-2B-4T", load_format="dummy", **options) as llm:
         first, second = (llm.generate(prompt, greedy).token_ids for _ in range(2))
         again = [llm.generate(prompt, drawn).token_ids for _ in range(2)]
     assert first == second and len(set(first)) > 8
