@@ -179,15 +179,18 @@ __device__ __forceinline__ void publish_scores(const Machine& m, const Task& hea
       c.give_pair(c.own() + CHOICE_TOP + 2, logit.level, logit.token);
     }
     if (best.level == FAILED_LEVEL) continue;  // nobody asks
-    if (lists[SCORES]) give_list(c, head, SCORES, first[SCORES], value_of(best.level));
-    if (lists[LOGITS]) {
-      if (c.thread() == 0) shared.floor = NO_LEVEL;
-      barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-      give_list(c, head, LOGITS, first[LOGITS], value_of(logit.level));
-      if (c.thread() == CONSUMERS - 1) {
-        fence_gpu();  // with the barriers, behind everybody's logits
-        c.give_pair(c.own() + CHOICE_STORED, 0, 0);
+#pragma unroll 1
+    for (u32 of = SCORES; of <= LOGITS; of++) {
+      if (!(of == SCORES ? lists[SCORES] : lists[LOGITS])) continue;
+      if (of == LOGITS && lists[SCORES]) {
+        if (c.thread() == 0) shared.floor = NO_LEVEL;
+        barrier_sync(CONSUMER_BARRIER, CONSUMERS);
       }
+      give_list(c, head, of, of == SCORES ? first[SCORES] : first[LOGITS], value_of(of == SCORES ? best.level : logit.level));
+    }
+    if (lists[LOGITS] && c.thread() == CONSUMERS - 1) {
+      fence_gpu();  // with the barriers, behind everybody's logits
+      c.give_pair(c.own() + CHOICE_STORED, 0, 0);
     }
     if (c.warp() == 0) prefetch_embedding(m, best.token);
     if (SEQUENCES > 1) barrier_sync(CONSUMER_BARRIER, CONSUMERS);

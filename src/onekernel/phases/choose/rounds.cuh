@@ -107,24 +107,25 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, Pair (&got)[LIST_
   const u64 horizon = min(shared.thresholds[SCORES], warp_min_long(c.lane() < MK_WARPS ? shared.floors[c.lane()] : NO_LIMIT));
   const bool whole = horizon == NO_LIMIT, sure = whole || value_of(level_at(horizon)) - top < sampling.least;
   if (goes_by_value) open = !sure;
-  if (top_k > 0) {
-    if (count < top_k) {
-      open = !whole && (weigh || !sure);
-    } else {
-      open = !find_member(c, count, false, top_k, 0) || (search.cut > horizon && (weigh || !sure));
+#pragma unroll 1
+  for (u32 goal = TOP_K; goal < GOALS && !open; goal++) {
+    if (!has_goal(sampling, goal)) continue;
+    const bool by_mass = goal == TOP_P, exact = whole || top_k > 0, shares = weigh && !by_mass;
+    u64 all = count, error = 0, want = top_k;
+    if (by_mass) {
+      all = exact ? measure_up_to(c, shared.members, count, true, search.cut) : mass_of_all(c, SCORES);
+      error = exact ? 0 : (all >> MASS_BITS) + 1;
+      want = part_of(sampling.top_p, all + error);
     }
-  }
-  if (weigh && !open) {
-    const u64 cut = search.cut;
-    const bool exact = whole || top_k > 0;
-    const u64 all = exact ? measure_up_to(c, shared.members, count, true, cut) : mass_of_all(c, SCORES);
-    const u64 error = exact ? 0 : (all >> MASS_BITS) + 1, want = part_of(sampling.top_p, all + error);
-    if (top_k > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all have read what was found before
-    // If p of all is rounded to more than all, all are kept.
-    if (!find_member(c, count, true, want, want - part_of(sampling.top_p, all - error)))
-      open = !exact || want <= all;
-    else
-      open = search.cut > horizon && !sure;
+    const u64 slack = by_mass ? want - part_of(sampling.top_p, all - error) : 0;
+    if (by_mass && top_k > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all have read what was found before
+    // All are kept if there are fewer, or if p of all is rounded to more.
+    if (exact && want > all) {
+      open = !whole && (shares || !sure);
+    } else {
+      // A mass to be shared further must be that of what is kept.
+      open = !find_member(c, count, by_mass, want, slack) || (search.cut > horizon && (shares || !sure));
+    }
   }
   return true;
 }
@@ -215,31 +216,30 @@ __device__ __forceinline__ void call_all(const Choice& c, u32 sequence) {
 
 // All consumers of all CTAs; the choosing one's outcomes lie in its shared memory then, for its first warp. False: give up.
 __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses) {
-  u32 sequence = 0;
 #pragma unroll 1
-  for (; !chooses; sequence++) {
-    if (!await_call(choice_of(m, sequence, false), sequence)) return false;
-    if (sequence >= SEQUENCES) return true;
-    if (!look_together(m, sequence, false)) return false;
-  }
-#pragma unroll 1
-  for (; sequence < SEQUENCES; sequence++) {
-    const Choice c = choice_of(m, sequence, true);
-    Pair got[LIST_PAIRS];
-    bool none = false, open = false;
-    if (!take_tops(c, c.filtered() ? SCORES : LOGITS, got, none)) return false;
-    if (!none && c.filtered()) {
-      if (!look_in_lists(c, got, open)) return false;
-      if (!open) {
-        draw_member(c);
-      } else {
-        if (c.thread() == 0) call_all(c, sequence);
-        if (!look_together(m, sequence, true)) return false;
+  for (u32 sequence = 0; sequence < SEQUENCES; sequence++) {
+    Pair got[LIST_PAIRS] = {};
+    bool none = false, open = true;
+    if (!chooses) {
+      if (!await_call(choice_of(m, sequence, false), sequence)) return false;
+      if (sequence >= SEQUENCES) break;
+    }
+    const Choice c = choice_of(m, sequence, chooses);
+    const bool filtered = c.filtered();
+    if (chooses) {
+      if (!take_tops(c, filtered ? SCORES : LOGITS, got, none)) return false;
+      open = false;
+      if (!none && filtered) {
+        if (!look_in_lists(c, got, open)) return false;
+        if (!open) draw_member(c);
+        if (open && c.thread() == 0) call_all(c, sequence);
       }
     }
+    if (open && !look_together(m, sequence, chooses)) return false;
+    if (!chooses) continue;
     if (!none && c.sampling().logprobs > 0) {
       barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // what comes next begins in the same shared memory
-      if (c.filtered()) Lists{c, LOGITS}.ask(c.thread(), got);
+      if (filtered) Lists{c, LOGITS}.ask(c.thread(), got);
       if (!report(c, got)) return false;
     }
     if (SEQUENCES > 1) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
