@@ -65,9 +65,9 @@ __device__ __forceinline__ void find_threshold(const Choice& c, u32 of, u32 rank
   }
 }
 
-// Collects what is listed up to a threshold and not further than `least` below the top, and notes what is listed last. `got`:
-// the thread's first pairs. False: give up.
-__device__ __forceinline__ bool collect(const Choice& c, u32 of, Pair (&got)[LIST_PAIRS], float least) {
+// Collects what is listed up to a threshold and not further than `least` below the top, and notes what is listed last. False:
+// give up.
+__device__ __forceinline__ bool collect(const Choice& c, u32 of, float least) {
   ChoiceShared& shared = c.shared;
   const Lists lists{c, of};
   const u64 threshold = shared.thresholds[of];
@@ -76,7 +76,8 @@ __device__ __forceinline__ bool collect(const Choice& c, u32 of, Pair (&got)[LIS
   bool ok = true;
 #pragma unroll 1
   for (u32 first = c.thread(); ok && first - c.lane() < lists.pairs(); first += CONSUMERS * LIST_PAIRS) {
-    if (first != c.thread()) lists.ask(first, got);
+    Pair got[LIST_PAIRS];
+    lists.ask(first, got);
     const bool came = lists.wait(first, got);
     __syncwarp();
     ok = warp_ballot(!came) == 0;

@@ -17,9 +17,8 @@ __device__ __forceinline__ u32 members_wanted(const Choice& c, u32 of) {
   return sampling.flags & CHOOSE_TOP_P ? c.m.header.ctas / 16 * 15 : 0;
 }
 
-// All CTAs' highest values, thresholds and masses, and the first pairs `got` of a kind's lists. `none`: there is no token to
-// choose. False: give up.
-__device__ __forceinline__ bool take_tops(const Choice& c, u32 first_of, Pair (&got)[LIST_PAIRS], bool& none) {
+// All CTAs' highest values, thresholds and masses. `none`: there is no token to choose. False: give up.
+__device__ __forceinline__ bool take_tops(const Choice& c, bool& none) {
   ChoiceShared& shared = c.shared;
   const u32 ctas = c.m.header.ctas;
   Best best{NO_LEVEL, NO_TOKEN};
@@ -56,7 +55,6 @@ __device__ __forceinline__ bool take_tops(const Choice& c, u32 first_of, Pair (&
     shared.outcomes[c.sequence] = outcome_of(top);
   }
   if (none) return true;
-  Lists{c, first_of}.ask(c.thread(), got);
 #pragma unroll 1
   for (u32 of = SCORES; of <= LOGITS; of++) {
     const u32 wanted = members_wanted(c, of);
@@ -84,19 +82,23 @@ __device__ __forceinline__ u64 mass_of_all(const Choice& c, u32 of) {
   return warp_sum_long(c.lane() < MK_WARPS ? c.shared.sums[of][c.lane()] : 0);
 }
 
-// The choosing CTA looks for the cut of the scores in the lists; sets `open` if they do not decide. False: give up.
-__device__ __forceinline__ bool look_in_lists(const Choice& c, Pair (&got)[LIST_PAIRS], bool& open) {
+// What is collected of a kind of values: all listed that can matter, by a threshold or by min-p. False: give up.
+__device__ __forceinline__ bool collect_members(const Choice& c, u32 of) {
+  const bool by_value = of == SCORES && members_wanted(c, SCORES) == 0;
+  if (c.thread() == 0) c.shared.search.cut = NO_LIMIT;
+  return c.m.meet(collect(c, of, by_value ? c.sampling().least : minus_infinity()));
+}
+
+// The choosing CTA looks for the cut of the scores among its members. False: they do not decide.
+__device__ __forceinline__ bool find_in_members(const Choice& c) {
   const Sampling& sampling = c.sampling();
   ChoiceShared& shared = c.shared;
   Search& search = shared.search;
   const u32 top_k = sampling.top_k;
-  const bool weigh = has_goal(sampling, TOP_P), goes_by_value = !weigh && top_k == 0;
+  const bool weigh = has_goal(sampling, TOP_P);
   const float top = shared.tops[SCORES];
-  if (c.thread() == 0) search.cut = NO_LIMIT;
-  if (!c.m.meet(collect(c, SCORES, got, goes_by_value ? sampling.least : minus_infinity()))) return false;
   const u32 count = shared.listed[SCORES];
-  open = count > MEMBER_ROOM;
-  if (open) return true;
+  if (count > MEMBER_ROOM) return false;
   if (weigh) {
 #pragma unroll 1
     for (u32 i = c.thread(); i < count; i += CONSUMERS)
@@ -106,7 +108,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, Pair (&got)[LIST_
   // All tokens up to the horizon are members. Of those behind it none is wanted if min-p drops them.
   const u64 horizon = min(shared.thresholds[SCORES], warp_min_long(c.lane() < MK_WARPS ? shared.floors[c.lane()] : NO_LIMIT));
   const bool whole = horizon == NO_LIMIT, sure = whole || value_of(level_at(horizon)) - top < sampling.least;
-  if (goes_by_value) open = !sure;
+  bool open = !weigh && top_k == 0 && !sure;
 #pragma unroll 1
   for (u32 goal = TOP_K; goal < GOALS && !open; goal++) {
     if (!has_goal(sampling, goal)) continue;
@@ -127,7 +129,7 @@ __device__ __forceinline__ bool look_in_lists(const Choice& c, Pair (&got)[LIST_
       open = !find_member(c, count, by_mass, want, slack) || (search.cut > horizon && (shares || !sure));
     }
   }
-  return true;
+  return !open;
 }
 
 // One of the members up to the cut is drawn.
@@ -148,7 +150,7 @@ __device__ __forceinline__ void draw_member(const Choice& c) {
 
 // Tells the host the token's log probability, and those of the likeliest tokens. Every word carries its own tag and the host
 // looks at each, so it does not matter in which order they and the token's word become visible. False: give up.
-__device__ __forceinline__ bool report(const Choice& c, Pair (&got)[LIST_PAIRS]) {
+__device__ __forceinline__ bool report(const Choice& c) {
   const Machine& m = c.m;
   ChoiceShared& shared = c.shared;
   const u32 row = c.token() * SEQUENCES + c.sequence, tag = c.token() + 1, named = c.sampling().logprobs - 1;
@@ -156,7 +158,7 @@ __device__ __forceinline__ bool report(const Choice& c, Pair (&got)[LIST_PAIRS])
   const float top = shared.tops[LOGITS];
   const u64 mass = mass_of_all(c, LOGITS);
   const float log_mass = log_of(split(__fmul_rn(static_cast<float>(mass), 1.0f / WEIGHT_ONE)));
-  bool ok = named == 0 || collect(c, LOGITS, got, minus_infinity());
+  bool ok = true;
   // The token's logit lies where its owner stored it.
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < m.header.ctas; cta += CONSUMERS) {
@@ -218,31 +220,31 @@ __device__ __forceinline__ void call_all(const Choice& c, u32 sequence) {
 __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses) {
 #pragma unroll 1
   for (u32 sequence = 0; sequence < SEQUENCES; sequence++) {
-    Pair got[LIST_PAIRS] = {};
     bool none = false, open = true;
     if (!chooses) {
       if (!await_call(choice_of(m, sequence, false), sequence)) return false;
       if (sequence >= SEQUENCES) break;
     }
     const Choice c = choice_of(m, sequence, chooses);
-    const bool filtered = c.filtered();
-    if (chooses) {
-      if (!take_tops(c, filtered ? SCORES : LOGITS, got, none)) return false;
-      open = false;
-      if (!none && filtered) {
-        if (!look_in_lists(c, got, open)) return false;
+    if (chooses && !take_tops(c, none)) return false;
+#pragma unroll 1
+    for (u32 of = SCORES; of <= LOGITS && !none; of++) {
+      if (chooses) {
+        if (of == SCORES ? !c.filtered() : c.sampling().logprobs == 0) continue;
+        if (of == LOGITS && c.filtered()) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the scores' members are done with
+        if (!collect_members(c, of)) return false;
+        if (of == LOGITS) {
+          if (!report(c)) return false;
+          continue;
+        }
+        open = !find_in_members(c);
         if (!open) draw_member(c);
         if (open && c.thread() == 0) call_all(c, sequence);
       }
+      if (open && !look_together(m, sequence, chooses)) return false;
+      if (!chooses) break;
     }
-    if (open && !look_together(m, sequence, chooses)) return false;
-    if (!chooses) continue;
-    if (!none && c.sampling().logprobs > 0) {
-      barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // what comes next begins in the same shared memory
-      if (filtered) Lists{c, LOGITS}.ask(c.thread(), got);
-      if (!report(c, got)) return false;
-    }
-    if (SEQUENCES > 1) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    if (SEQUENCES > 1 && chooses) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
   __syncwarp();
   return true;
