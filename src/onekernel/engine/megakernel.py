@@ -19,6 +19,7 @@ from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_FAILED, TOKEN_STOP, ChooseMode, Failure, Kind
+from onekernel.plan.chunks import block_pages_after
 from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
@@ -86,7 +87,6 @@ class Megakernel:
         sequences = plan.limits.sequences
         self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
         self.packed, self.cache = packed, cache
-        self._header = plan.header.tobytes()
         self._windows = Windows.of(plan)
         self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
@@ -100,6 +100,16 @@ class Megakernel:
         self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
         self._untraced = TraceBuffer(torch.zeros(plan.limits.ctas, 2, _NO_ROOM, dtype=torch.int64, device=device), 0)
         self._end = torch.cuda.Event() if pinned else None
+
+    def block_pages_after(self, prompt_tokens: int) -> int:
+        """Return the pages of a block for an answer to so many tokens."""
+        return block_pages_after(prompt_tokens, self.plan.config.head_dim, self.plan.limits.stage_bytes)
+
+    def _header(self, block_pages: int | None) -> bytes:
+        header = self.plan.header.copy()
+        if block_pages is not None:
+            header["block_pages"] = block_pages
+        return header.tobytes()
 
     @property
     def shared_bytes(self) -> int:
@@ -119,13 +129,15 @@ class Megakernel:
         want_logits: bool = False,
         stop_after: int = NO_PHASE,
         windows: Windows | None = None,
+        block_pages: int | None = None,
         trace: TraceBuffer | None = None,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
         """Start making up to `limit` tokens after `first_tokens`, which stand at `positions`.
 
         page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
-        `choosing` says for each sequence how its tokens are chosen; without it all are greedy.
+        `choosing` says for each sequence how its tokens are chosen; without it all are greedy. `block_pages`: how the
+        cache is shared out, see `block_pages_after`; default: the plan's.
         `stop_after` is a phase after which the kernel leaves, for tests. `trace` needs a kernel built to be traced.
         Raises ConfigError for more than MAX_STOP_IDS ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
         """
@@ -144,7 +156,7 @@ class Megakernel:
         if stop_ids:
             self._stop_ids[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
         args: list[Arg] = [
-            self._header,
+            self._header(block_pages),
             self._tasks,
             self.packed.arena,
             self.packed.constants,
