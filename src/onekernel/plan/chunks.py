@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from onekernel.config import PAGE_TOKENS
 
-ALONE_PIECES = 6
+ALONE_PIECES = 8
 """Pieces of the cache that one member goes through before it pays to share them out: combine is a hand-over more."""
+_ANSWER_TOKENS = 64
+"""What is taken to follow a prompt when that is decided."""
 _KEYS_AND_VALUES_BYTES = 4
 """Of one value of a head in bf16, in both."""
 
@@ -35,7 +37,7 @@ def block_pages_after(prompt_tokens: int, head_dim: int, stage_bytes: int) -> in
     depend on what else the engine does.
     """
     alone = ALONE_PIECES * piece_tokens(head_dim, stage_bytes) // PAGE_TOKENS
-    return alone if prompt_tokens < alone * PAGE_TOKENS else 1
+    return alone if prompt_tokens + _ANSWER_TOKENS < alone * PAGE_TOKENS else 1
 
 
 def blocks(length: int, block_pages: int) -> int:
