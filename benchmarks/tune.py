@@ -104,7 +104,7 @@ def main() -> None:
     floor_us = (base.bytes_per_token + kv_bytes) / roofline.gbps / 1e3
     print(f"{args.model}: {floor_us:.0f} us at {roofline.gbps:.0f} GB/s, {len(base.phases)} phases", flush=True)
     for name, megakernel in megakernels(base, packed, args.partition):
-        blocks = args.block_pages or [megakernel.block_pages_after(args.prompt)]
+        blocks = args.block_pages or [megakernel.plan.block_pages_after(args.prompt)]
         for pages, windows in itertools.product(blocks, args.windows or [Windows.of(megakernel.plan)]):
             samples = sorted(
                 launch_us(megakernel, windows, args.prompt, args.new, pages) for _ in range(args.repeats + 1)

@@ -19,7 +19,6 @@ from onekernel.kernels.megakernel import MegakernelShape
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
 from onekernel.plan.abi import MAX_LAUNCH_TOKENS, NO_PHASE, TOKEN_FAILED, TOKEN_STOP, ChooseMode, Failure, Kind
-from onekernel.plan.chunks import block_pages_after
 from onekernel.plan.plan import Plan
 
 MAX_STOP_IDS = 64
@@ -101,10 +100,6 @@ class Megakernel:
         self._untraced = TraceBuffer(torch.zeros(plan.limits.ctas, 2, _NO_ROOM, dtype=torch.int64, device=device), 0)
         self._end = torch.cuda.Event() if pinned else None
 
-    def block_pages_after(self, prompt_tokens: int) -> int:
-        """Return the pages of a block for an answer to so many tokens."""
-        return block_pages_after(prompt_tokens, self.plan.config.head_dim, self.plan.limits.stage_bytes)
-
     def _header(self, block_pages: int | None) -> bytes:
         header = self.plan.header.copy()
         if block_pages is not None:
@@ -137,7 +132,7 @@ class Megakernel:
 
         page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
         `choosing` says for each sequence how its tokens are chosen; without it all are greedy. `block_pages`: how the
-        cache is shared out, see `block_pages_after`; default: the plan's.
+        cache is shared out, see `Plan.block_pages_after`; default: the plan's.
         `stop_after` is a phase after which the kernel leaves, for tests. `trace` needs a kernel built to be traced.
         Raises ConfigError for more than MAX_STOP_IDS ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
         """

@@ -125,7 +125,7 @@ class MegakernelBackend(PagedBackend):
             limit,
             stop_ids=known_to_kernel,
             choosing=[choosing],
-            block_pages=self.megakernel.block_pages_after(own.prompt_tokens),
+            block_pages=self.megakernel.plan.block_pages_after(own.prompt_tokens),
         )
         running = RunningLaunch(self.megakernel, self.patience)
         try:

@@ -119,23 +119,18 @@ struct Loader {
     const u32 cached = splits[sequence].cached(*launch.header, task.member), block_pages = launch.header->block_pages;
     // Of more than two pieces each would take a round trip to memory, and there is nothing else that the CTAs wait for.
     producer.window = cached > 2 * PIECE_TOKENS ? launch.windows.deep_window : launch.windows.short_window;
-    const auto number_of = [&](u32 at) { return launch.page_table[sequence * launch.header->table_pages + min(at, launch.header->table_pages - 1)]; };
-    u32 page = task.member * block_pages, left = block_pages;  // left: pages of the block
-    u32 number = number_of(page);
-    for (u32 done = 0; done < cached;) {
+    u32 page = task.member * block_pages, pages = block_pages, first = 0;  // pages left in the block, first token in the page
+    for (u32 done = 0; done < cached; done += PIECE_TOKENS) {
+      const u8* keys = launch.pages + page_offset(launch, task.layer, head, sequence, page) + first * HEAD_DIM * 2;
+      const u32 bytes = round_up(min(PIECE_TOKENS, cached - done), 8) * HEAD_DIM * 2;  // a multiple of 16, inside the page
+      if (!fill(keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES)) return false;
+      first += PIECE_TOKENS;
+      if (first < PAGE_TOKENS) continue;
+      first = 0;
       page++;
-      if (--left == 0) {
-        page += (launch.header->members - 1) * block_pages;
-        left = block_pages;
-      }
-      // Asked for while this page has its turn: a trip to L2 for every page is more than its copies take.
-      const u32 next = number_of(page);
-      const u8* keys = launch.pages + page_offset(launch, task.layer, head, number);
-      for (u32 first = 0; first < PAGE_TOKENS && done < cached; first += PIECE_TOKENS, done += PIECE_TOKENS, keys += PIECE_BYTES) {
-        const u32 bytes = round_up(min(PIECE_TOKENS, cached - done), 8) * HEAD_DIM * 2;  // a multiple of 16, inside the page
-        if (!fill(keys, bytes, keys + PAGE_TOKENS * HEAD_DIM * 2, PIECE_BYTES)) return false;
-      }
-      number = next;
+      if (--pages > 0) continue;
+      page += (launch.header->members - 1) * block_pages;
+      pages = block_pages;
     }
     return true;
   }

@@ -63,7 +63,7 @@ def trace_launch(
     plan, limit = megakernel.plan, token + 2
     shape = (plan.limits.ctas, 2, trace_room(plan, len(prompt) + limit))
     trace = TraceBuffer(torch.zeros(shape, dtype=torch.int64, device=megakernel.device), token)
-    pages = megakernel.block_pages_after(len(prompt))
+    pages = megakernel.plan.block_pages_after(len(prompt))
     megakernel.launch([prompt[-1]], [len(prompt) - 1], table, limit, block_pages=pages, trace=trace)
     running = RunningLaunch(megakernel, patience)
     try:

@@ -12,6 +12,7 @@ ALONE_PIECES = 8
 """Pieces of the cache that one member goes through before it pays to share them out: combine is a hand-over more."""
 _ANSWER_TOKENS = 64
 """What is taken to follow a prompt when that is decided."""
+_ROW_PAGES = 4
 _KEYS_AND_VALUES_BYTES = 4
 """Of one value of a head in bf16, in both."""
 
@@ -29,15 +30,17 @@ def piece_tokens(head_dim: int, stage_bytes: int) -> int:
     return tokens
 
 
-def block_pages_after(prompt_tokens: int, head_dim: int, stage_bytes: int) -> int:
-    """Return the pages of a block for an answer to so many tokens, for all of its launches.
+def block_pages_after(prompt_tokens: int, piece: int, members: int) -> int:
+    """Return the pages of a block for an answer to so many tokens, for all of its launches; `piece`: of `piece_tokens`.
 
     A short prompt has one member for as long as that is fastest. A longer one has all of them, in blocks of a page,
-    which share it out most evenly. The prompt alone decides: bits depend on how the cache is shared out, and must not
-    depend on what else the engine does.
+    which share it out most evenly; of many pages, each a piece, four in a row are faster. The prompt alone decides:
+    bits depend on how the cache is shared out, and must not depend on what else the engine does.
     """
-    alone = ALONE_PIECES * piece_tokens(head_dim, stage_bytes) // PAGE_TOKENS
-    return alone if prompt_tokens + _ANSWER_TOKENS < alone * PAGE_TOKENS else 1
+    alone = ALONE_PIECES * piece // PAGE_TOKENS
+    if prompt_tokens + _ANSWER_TOKENS < alone * PAGE_TOKENS:
+        return alone
+    return _ROW_PAGES if piece == PAGE_TOKENS and prompt_tokens >= _ROW_PAGES * members * PAGE_TOKENS else 1
 
 
 def blocks(length: int, block_pages: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onekernel.plan.abi import Kind
-from onekernel.plan.chunks import block_pages_after, chunks, most_tokens
+from onekernel.plan.chunks import chunks, most_tokens
 from onekernel.plan.plan import Plan
 
 _KEYS_AND_VALUES_BYTES = 2 * 2
@@ -71,7 +71,7 @@ def _hop_us(plan: Plan, kind: Kind, length: int, speeds: Speeds) -> float:
     """Return how long a phase keeps its consumers from taking weights, with `length` tokens to attend to."""
     if kind == Kind.EMBED:
         return 0.0
-    block_pages = block_pages_after(length, plan.config.head_dim, plan.limits.stage_bytes)
+    block_pages = plan.block_pages_after(length)
     if kind == Kind.COMBINE:
         return speeds.combine_us if chunks(length, plan.members, block_pages) > 1 else 0.0
     if kind != Kind.ATTENTION:

@@ -35,10 +35,10 @@ def test_members_fit_the_ctas(ctas: int, kv_heads: int) -> None:
 
 @pytest.mark.parametrize(("head_dim", "pages"), [(64, 8), (128, 4), (80, 4), (256, 2)])
 def test_one_member_attends_to_a_short_prompt_and_all_share_a_long_one(head_dim: int, pages: int) -> None:
-    most = pages * PAGE_TOKENS - 64
-    assert pages * PAGE_TOKENS == 8 * piece_tokens(head_dim, 16384)
-    assert block_pages_after(1, head_dim, 16384) == block_pages_after(most - 1, head_dim, 16384) == pages
-    assert block_pages_after(most, head_dim, 16384) == 1
+    most, piece = pages * PAGE_TOKENS - 64, piece_tokens(head_dim, 16384)
+    assert block_pages_after(1, piece, 16) == block_pages_after(most - 1, piece, 16) == pages
+    assert block_pages_after(most, piece, 16) == block_pages_after(4095, piece, 16) == 1
+    assert block_pages_after(4096, piece, 16) == (4 if piece == PAGE_TOKENS else 1)
     assert chunks(most + 64, 16, pages) == 1
 
 

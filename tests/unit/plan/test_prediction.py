@@ -49,7 +49,7 @@ def waits_us(speeds: Speeds, tokens: int, members: int) -> float:
     return LAYERS * (layer + (speeds.combine_us if members > 1 else 0.0)) + 2 * speeds.hand_over_us
 
 
-@pytest.mark.parametrize(("position", "tokens", "members"), [(0, 1, 1), (255, 256, 1), (LENGTH - 1, 256 + 64, 2)])
+@pytest.mark.parametrize(("position", "tokens", "members"), [(0, 1, 1), (255, 256, 1), (LENGTH - 1, 256 + 88, 2)])
 def test_with_endless_memory_a_token_is_its_waits_and_what_consumers_take(
     position: int, tokens: int, members: int
 ) -> None:

@@ -54,8 +54,9 @@ constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
 constexpr u32 ATTENTION_FLOATS = TOKEN_WARPS * GROUP * RECORD;
 __device__ __forceinline__ float* records(const Machine& m) { return reinterpret_cast<float*>(m.shared.x()); }
 
-// Where the keys of one KV head begin in a page of the cache; its values follow.
-__device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 head, u32 number) {
+// Where the keys of one KV head's page begin; its values follow.
+__device__ __forceinline__ u64 page_offset(const Launch& launch, u32 layer, u32 head, u32 sequence, u32 page) {
+  const u64 number = launch.page_table[sequence * launch.header->table_pages + page];
   return ((static_cast<u64>(layer) * launch.header->num_pages + number) * launch.header->kv_heads + head) *
          (2 * PAGE_TOKENS * HEAD_DIM * 2);
 }
@@ -326,8 +327,7 @@ __device__ __forceinline__ void merge_records(const Machine& m, const Task& task
 
 // By one warp; the others go on, since only a later token needs it.
 __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 sequence, u32 head, u32 position) {
-  const u32 number = m.launch.page_table[sequence * m.header.table_pages + position / PAGE_TOKENS];
-  u8* page = m.launch.pages + page_offset(m.launch, task.layer, head, number);
+  u8* page = m.launch.pages + page_offset(m.launch, task.layer, head, sequence, position / PAGE_TOKENS);
   u32* to = reinterpret_cast<u32*>(page) + position % PAGE_TOKENS * HALF_DIM;
   const u32* key = m.shared.heads() + GROUP * HALF_DIM;
 #pragma unroll 1
