@@ -24,7 +24,7 @@ from onekernel.phases.head import task as head
 from onekernel.phases.out import task as out
 from onekernel.phases.qkv import task as qkv
 from onekernel.plan.abi import CHOICE_CTA_WORDS, CHOICE_FIXED_WORDS, HEADER, TASK, Flag, Kind
-from onekernel.plan.chunks import members_of
+from onekernel.plan.chunks import block_pages_after, members_of, piece_tokens
 from onekernel.plan.layout import (
     LAYER_MATRICES,
     SMALL_UNIT_BYTES,
@@ -114,6 +114,11 @@ class Plan:
     def members(self) -> int:
         """CTAs that share a KV head."""
         return int(self.header["members"])
+
+    def block_pages_after(self, prompt_tokens: int) -> int:
+        """Return the pages of a block of the cache for an answer to so many tokens; see `chunks`."""
+        piece = piece_tokens(self.config.head_dim, self.limits.stage_bytes)
+        return block_pages_after(prompt_tokens, piece, self.members)
 
     @property
     def bytes_per_phase(self) -> npt.NDArray[np.int64]:
