@@ -100,8 +100,11 @@ struct Choice {
   u32 sequence, round;
   bool chooses;  // this CTA decides
 
+  // It waits for nothing, and tells nobody anything new.
+  __device__ __forceinline__ bool rehearses() const { return m.rehearses; }
+
   // Forgotten, or the loop over tokens would keep what follows from them in registers that it has not got.
-  __device__ __forceinline__ u32 token() const { return forget(m.token); }
+  __device__ __forceinline__ u32 token() const { return forget(m.token) - rehearses(); }
   __device__ __forceinline__ u32 thread() const { return forget(threadIdx.x); }
   __device__ __forceinline__ u32 lane() const { return thread() % WARP; }
   __device__ __forceinline__ u32 warp() const { return thread() / WARP; }
@@ -125,7 +128,7 @@ struct Choice {
     const bool ok = spin(m.watch, Wait::CHOICE, static_cast<u32>(word - m.launch.choosing.words), want, [&](u64& seen) {
       got = load_relaxed_gpu(reinterpret_cast<const Pair*>(word));
       seen = got.first >> 32 == want ? got.second >> 32 : got.first >> 32;
-      return seen == want;
+      return seen == want || rehearses();
     });
     first = static_cast<u32>(got.first);
     second = static_cast<u32>(got.second);

@@ -38,7 +38,7 @@ struct Lists {
 #pragma unroll
       for (u32 n = 0; n < LIST_PAIRS; n++) {
         const u32 pair = first + n * CONSUMERS, low = entry_tag(got[n].first), high = entry_tag(got[n].second);
-        if (pair >= pairs() || (low == tag && high == tag)) continue;
+        if (pair >= pairs() || (low == tag && high == tag) || c.rehearses()) continue;
         ready = false;
         seen = low == tag ? high : low;
         got[n] = load_relaxed_gpu(at(pair));

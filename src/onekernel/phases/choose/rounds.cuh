@@ -167,7 +167,7 @@ __device__ __forceinline__ bool report(const Choice& c) {
   }
   fence_gpu();
   if (!m.meet(ok)) return false;
-  if (c.thread() == 0) {
+  if (c.thread() == 0 && !c.rehearses()) {
     const u64 at = static_cast<u64>(c.sequence) * m.launch.logit_stride + shared.outcomes[c.sequence];
     const float logit = __uint_as_float(load_relaxed_gpu(reinterpret_cast<const u32*>(m.launch.logits) + at));
     store_relaxed_sys(words, tagged(__float_as_uint((logit - top) - log_mass), tag));
@@ -179,7 +179,7 @@ __device__ __forceinline__ bool report(const Choice& c) {
     u32 rank = 0;
 #pragma unroll 4
     for (u32 j = 0; j < count; j++) rank += shared.members[j].order < order;
-    if (rank >= named) continue;
+    if (rank >= named || c.rehearses()) continue;
     store_relaxed_sys(words + 1 + 2 * rank, tagged(token_at(order), tag));
     store_relaxed_sys(words + 2 + 2 * rank, tagged(__float_as_uint((value_of(level_at(order)) - top) - log_mass), tag));
   }
@@ -237,7 +237,7 @@ __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses)
           if (!report(c)) return false;
           continue;
         }
-        open = !find_in_members(c);
+        open = !find_in_members(c) && !c.rehearses();
         if (!open) draw_member(c);
         if (open && c.thread() == 0) call_all(c, sequence);
       }
