@@ -135,7 +135,7 @@ __device__ __forceinline__ bool find_in_members(const Choice& c) {
 // One of the members up to the cut is drawn.
 __device__ __forceinline__ void draw_member(const Choice& c) {
   ChoiceShared& shared = c.shared;
-  const u32 count = shared.listed[SCORES];
+  const u32 count = min(shared.listed[SCORES], MEMBER_ROOM);  // a rehearsal may have more
   const u64 cut = shared.search.cut;
   const float top = shared.tops[SCORES], least = c.sampling().least;
   Best best{NO_LEVEL, NO_TOKEN};
@@ -172,7 +172,7 @@ __device__ __forceinline__ bool report(const Choice& c) {
     const float logit = __uint_as_float(load_relaxed_gpu(reinterpret_cast<const u32*>(m.launch.logits) + at));
     store_relaxed_sys(words, tagged(__float_as_uint((logit - top) - log_mass), tag));
   }
-  const u32 count = named == 0 ? 0 : shared.listed[LOGITS];
+  const u32 count = named == 0 ? 0 : min(shared.listed[LOGITS], MEMBER_ROOM);
 #pragma unroll 1
   for (u32 i = c.thread(); i < count; i += CONSUMERS) {
     const u64 order = shared.members[i].order;
