@@ -159,14 +159,13 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
-  if (kind == Kind::HEAD && !m.rehearses) {
+  if (kind == Kind::HEAD) {
     start_bests(m);
     draw_ahead(m, task);
   }
   const Task own = task;  // in registers: behind every wait it would be loaded anew
-  bool ok = true;
-  if (m.rehearses) {  // what the product of the last token has left is used again
-  } else if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
+  bool ok;
+  if (TERNARY && (HEAD_INT8 || kind != Kind::HEAD)) {
     ok = task.count == 0 || quantised_product(m, task, [&](const Rows& rows) {
       if (HEAD_INT8 && kind == Kind::HEAD) return head_rows(m, task, rows);
       for_quantised_pairs(m, task, rows, [&](u32 row, float2 value) {
@@ -202,19 +201,10 @@ __device__ __forceinline__ void compute(Machine& m) {
   if (threadIdx.x == 0) m.trace.begin(m.launch.trace, 0);
   for (m.token = 0; ok && m.token < m.launch.limit; m.token++) {
     if (threadIdx.x == 0) m.trace.at_token(m.launch.trace, m.token);
-    bool rehearsed = m.token == 0 || m.launch.choosing.mode != CHOOSE_ROUNDS;
     for (m.phase = 0; ok && !last && m.phase < m.header.phases; m.phase++) {
-      const Task& task = m.shared.tasks()[m.phase];
-      if (!rehearsed && task.kind == static_cast<u32>(Kind::HEAD)) m.rehearses = rehearsed = true;
       m.mark(Mark::PHASE);
-      ok = run_phase(m, task, last);
+      ok = run_phase(m, m.shared.tasks()[m.phase], last);
       m.mark(Mark::END);
-      if (m.rehearses) {
-        if (task.kind != static_cast<u32>(Kind::CHOOSE)) continue;
-        m.rehearses = false;
-        m.phase -= 2;
-        continue;
-      }
       if (threadIdx.x == 0) m.trace.weights(m.phase);
       if (m.phase == m.launch.stop_after) last = true;
     }

@@ -39,14 +39,6 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS, 1)
   Machine m{launch, *header, watch, shared, MegaRing(dynamic_shared()), {}, 0, 0, Trace<TRACED>()};
   bool ok = true;
   for (m.token = 0; ok && m.token < limit; m.token++) {
-    if (m.token > 0 && mode == CHOOSE_ROUNDS) {
-      m.rehearses = true;
-      m.phase = 0;
-      publish_scores(m, m.shared.tasks()[0]);
-      m.phase = 1;
-      ok = choose_phase(m, m.shared.tasks()[1]);
-      m.rehearses = false;
-    }
     m.phase = 0;
     take_given(m, m.shared.tasks()[0], given + static_cast<u64>(m.token) * SEQUENCES * vocab);
     if (mode == CHOOSE_GREEDY)

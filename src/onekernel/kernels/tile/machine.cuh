@@ -146,16 +146,13 @@ struct Machine {
   MegaCursor at;
   u32 token, phase;
   Trace<TRACED> trace;  // of thread 0
-  // The token before is chosen once more, in vain: its code has been pushed out of the caches since, and comes back while the
-  // head's inputs travel.
-  bool rehearses = false;
 
   __device__ __forceinline__ u32 tag_of(u32 of_phase) const { return token * header.phases + of_phase + 1; }
   __device__ __forceinline__ u32 tag() const { return tag_of(phase); }
   __device__ __forceinline__ u32 position(u32 sequence) const { return launch.positions[sequence] + token; }
 
   __device__ __forceinline__ void mark(Mark what) {
-    if (TRACED && threadIdx.x == 0 && !rehearses) trace.mark(what, phase);
+    if (TRACED && threadIdx.x == 0) trace.mark(what, phase);
   }
 
   // Waits for a stage of the ring.

@@ -100,11 +100,8 @@ struct Choice {
   u32 sequence, round;
   bool chooses;  // this CTA decides
 
-  // It waits for nothing, and tells nobody anything new.
-  __device__ __forceinline__ bool rehearses() const { return m.rehearses; }
-
   // Forgotten, or the loop over tokens would keep what follows from them in registers that it has not got.
-  __device__ __forceinline__ u32 token() const { return forget(m.token) - rehearses(); }
+  __device__ __forceinline__ u32 token() const { return forget(m.token); }
   __device__ __forceinline__ u32 thread() const { return forget(threadIdx.x); }
   __device__ __forceinline__ u32 lane() const { return thread() % WARP; }
   __device__ __forceinline__ u32 warp() const { return thread() / WARP; }
@@ -122,14 +119,20 @@ struct Choice {
     publish(word, first, tag());
     publish(word + 1, second, tag());
   }
-  __device__ __forceinline__ bool take_pair(const u64* word, u32& first, u32& second) const {
+  // A pair of words as it is now; wait_pair asks again until it has come.
+  static __device__ __forceinline__ Pair ask_pair(const u64* word) { return load_relaxed_gpu(reinterpret_cast<const Pair*>(word)); }
+  __device__ __forceinline__ bool wait_pair(const u64* word, Pair& got) const {
     const u32 want = tag();
-    Pair got{};
-    const bool ok = spin(m.watch, Wait::CHOICE, static_cast<u32>(word - m.launch.choosing.words), want, [&](u64& seen) {
-      got = load_relaxed_gpu(reinterpret_cast<const Pair*>(word));
+    return spin(m.watch, Wait::CHOICE, static_cast<u32>(word - m.launch.choosing.words), want, [&](u64& seen) {
+      if (mismatch(got, want) == 0) return true;
       seen = got.first >> 32 == want ? got.second >> 32 : got.first >> 32;
-      return seen == want || rehearses();
+      got = ask_pair(word);
+      return false;
     });
+  }
+  __device__ __forceinline__ bool take_pair(const u64* word, u32& first, u32& second) const {
+    Pair got{0, 0};
+    const bool ok = wait_pair(word, got);
     first = static_cast<u32>(got.first);
     second = static_cast<u32>(got.second);
     return ok;

@@ -61,7 +61,7 @@ __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task)
   const bool chooses = task.count > 0, rounds = m.launch.choosing.mode == CHOOSE_ROUNDS;
   if (!chooses && !rounds) return true;
   const u32 lane = forget(threadIdx.x) % WARP;
-  const bool concludes = chooses && !m.rehearses && forget(threadIdx.x) < WARP;
+  const bool concludes = chooses && forget(threadIdx.x) < WARP;
   // What is far away is asked for before it is wanted: the host's word takes longer than the bests.
   u32 cancelled = 0, stop_id = NO_TOKEN, outcome = 0;
   if (concludes) {
@@ -70,10 +70,8 @@ __device__ __forceinline__ bool choose_phase(const Machine& m, const Task& task)
   }
   // Warps may still be publishing the head's bests from the words that are written next.
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (m.rehearses && !chooses) return true;
   if (rounds) {
     if (!choose_in_rounds(m, chooses)) return false;
-    if (m.rehearses) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the head's inputs come to the same shared memory
   } else if (!m.meet(take_bests(m, task))) {
     return false;
   }

@@ -17,27 +17,37 @@ __device__ __forceinline__ u32 members_wanted(const Choice& c, u32 of) {
   return sampling.flags & CHOOSE_TOP_P ? c.m.header.ctas / 16 * 15 : 0;
 }
 
-// All CTAs' highest values, thresholds and masses. `none`: there is no token to choose. False: give up.
-__device__ __forceinline__ bool take_tops(const Choice& c, bool& none) {
+// All CTAs' highest values, thresholds and masses; `none`: there is no token to choose. A round trip takes as long as the rest of
+// the choice, so the first pairs `got` of a kind's lists are asked for at the same time. False: give up.
+__device__ __forceinline__ bool take_tops(const Choice& c, u32 first_of, Pair (&got)[LIST_PAIRS], bool& none) {
   ChoiceShared& shared = c.shared;
   const u32 ctas = c.m.header.ctas;
   Best best{NO_LEVEL, NO_TOKEN};
   u32 logit = NO_LEVEL;
   bool ok = true;
+  Pair masses[2] = {};  // of the thread's first CTA
   if (c.thread() < 2) {
     shared.thresholds[c.thread()] = NO_LIMIT;
     shared.listed[c.thread()] = 0;
   }
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < ctas; cta += CONSUMERS) {
-    u32 level, token, highest, likeliest;
-    ok = c.take_pair(c.block(cta) + CHOICE_TOP, level, token) && c.take_pair(c.block(cta) + CHOICE_TOP + 2, highest, likeliest);
+    const u64* block = c.block(cta);
+    Pair scores = c.ask_pair(block + CHOICE_TOP), logits = c.ask_pair(block + CHOICE_TOP + 2);
+    if (cta == c.thread()) {
+      masses[SCORES] = c.ask_pair(block + CHOICE_MASS);
+      masses[LOGITS] = c.ask_pair(block + CHOICE_MASS + 2);
+      Lists{c, first_of}.ask(c.thread(), got);
+    }
+    ok = c.wait_pair(block + CHOICE_TOP, scores) && c.wait_pair(block + CHOICE_TOP + 2, logits);
     if (!ok) break;
-    best.add(level, token);
+    const u32 level = static_cast<u32>(scores.first), highest = static_cast<u32>(logits.first);
+    best.add(level, static_cast<u32>(scores.second));
     logit = max(logit, highest);
-    shared.firsts[SCORES][cta] = order_of(level, token);
-    shared.firsts[LOGITS][cta] = order_of(highest, likeliest);
+    shared.firsts[SCORES][cta] = order_of(level, static_cast<u32>(scores.second));
+    shared.firsts[LOGITS][cta] = order_of(highest, static_cast<u32>(logits.second));
   }
+  if (c.thread() >= ctas) Lists{c, first_of}.ask(c.thread(), got);
   __syncwarp();
   best.add_warp();
   logit = warp_max(logit);
@@ -64,9 +74,9 @@ __device__ __forceinline__ bool take_tops(const Choice& c, bool& none) {
     u64 mass = 0;
 #pragma unroll 1
     for (u32 cta = c.thread(); ok && cta < ctas; cta += CONSUMERS) {
-      u32 low = 0, high = 0;
-      ok = c.take_pair(c.block(cta) + CHOICE_MASS + 2 * of, low, high);
-      const u64 own = static_cast<u64>(high) << 32 | low;
+      Pair mass_of = cta != c.thread() ? Pair{0, 0} : of == SCORES ? masses[SCORES] : masses[LOGITS];
+      ok = c.wait_pair(c.block(cta) + CHOICE_MASS + 2 * of, mass_of);
+      const u64 own = mass_of.second << 32 | static_cast<u32>(mass_of.first);
       if (!ok || own == 0) continue;
       mass += static_cast<u64>(__fmul_rn(static_cast<float>(own), exp_of(value_of(level_at(shared.firsts[of][cta])) - highest)));
     }
@@ -83,10 +93,10 @@ __device__ __forceinline__ u64 mass_of_all(const Choice& c, u32 of) {
 }
 
 // What is collected of a kind of values: all listed that can matter, by a threshold or by min-p. False: give up.
-__device__ __forceinline__ bool collect_members(const Choice& c, u32 of) {
+__device__ __forceinline__ bool collect_members(const Choice& c, u32 of, Pair (&got)[LIST_PAIRS]) {
   const bool by_value = of == SCORES && members_wanted(c, SCORES) == 0;
   if (c.thread() == 0) c.shared.search.cut = NO_LIMIT;
-  return c.m.meet(collect(c, of, by_value ? c.sampling().least : minus_infinity()));
+  return c.m.meet(collect(c, of, got, by_value ? c.sampling().least : minus_infinity()));
 }
 
 // The choosing CTA looks for the cut of the scores among its members. False: they do not decide.
@@ -135,7 +145,7 @@ __device__ __forceinline__ bool find_in_members(const Choice& c) {
 // One of the members up to the cut is drawn.
 __device__ __forceinline__ void draw_member(const Choice& c) {
   ChoiceShared& shared = c.shared;
-  const u32 count = min(shared.listed[SCORES], MEMBER_ROOM);  // a rehearsal may have more
+  const u32 count = shared.listed[SCORES];
   const u64 cut = shared.search.cut;
   const float top = shared.tops[SCORES], least = c.sampling().least;
   Best best{NO_LEVEL, NO_TOKEN};
@@ -149,8 +159,9 @@ __device__ __forceinline__ void draw_member(const Choice& c) {
 }
 
 // Tells the host the token's log probability, and those of the likeliest tokens. Every word carries its own tag and the host
-// looks at each, so it does not matter in which order they and the token's word become visible. False: give up.
-__device__ __forceinline__ bool report(const Choice& c) {
+// looks at each, so it does not matter in which order they and the token's word become visible. `stored`: of the thread's first
+// CTA, asked for. False: give up.
+__device__ __forceinline__ bool report(const Choice& c, Pair stored) {
   const Machine& m = c.m;
   ChoiceShared& shared = c.shared;
   const u32 row = c.token() * SEQUENCES + c.sequence, tag = c.token() + 1, named = c.sampling().logprobs - 1;
@@ -162,24 +173,24 @@ __device__ __forceinline__ bool report(const Choice& c) {
   // The token's logit lies where its owner stored it.
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < m.header.ctas; cta += CONSUMERS) {
-    u32 nothing;
-    ok = c.take_pair(c.block(cta) + CHOICE_STORED, nothing, nothing);
+    if (cta != c.thread()) stored = {0, 0};
+    ok = c.wait_pair(c.block(cta) + CHOICE_STORED, stored);
   }
   fence_gpu();
   if (!m.meet(ok)) return false;
-  if (c.thread() == 0 && !c.rehearses()) {
+  if (c.thread() == 0) {
     const u64 at = static_cast<u64>(c.sequence) * m.launch.logit_stride + shared.outcomes[c.sequence];
     const float logit = __uint_as_float(load_relaxed_gpu(reinterpret_cast<const u32*>(m.launch.logits) + at));
     store_relaxed_sys(words, tagged(__float_as_uint((logit - top) - log_mass), tag));
   }
-  const u32 count = named == 0 ? 0 : min(shared.listed[LOGITS], MEMBER_ROOM);
+  const u32 count = named == 0 ? 0 : shared.listed[LOGITS];
 #pragma unroll 1
   for (u32 i = c.thread(); i < count; i += CONSUMERS) {
     const u64 order = shared.members[i].order;
     u32 rank = 0;
 #pragma unroll 4
     for (u32 j = 0; j < count; j++) rank += shared.members[j].order < order;
-    if (rank >= named || c.rehearses()) continue;
+    if (rank >= named) continue;
     store_relaxed_sys(words + 1 + 2 * rank, tagged(token_at(order), tag));
     store_relaxed_sys(words + 2 + 2 * rank, tagged(__float_as_uint((value_of(level_at(order)) - top) - log_mass), tag));
   }
@@ -220,24 +231,30 @@ __device__ __forceinline__ void call_all(const Choice& c, u32 sequence) {
 __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses) {
 #pragma unroll 1
   for (u32 sequence = 0; sequence < SEQUENCES; sequence++) {
+    Pair got[LIST_PAIRS] = {}, stored{0, 0};
     bool none = false, open = true;
     if (!chooses) {
       if (!await_call(choice_of(m, sequence, false), sequence)) return false;
       if (sequence >= SEQUENCES) break;
     }
     const Choice c = choice_of(m, sequence, chooses);
-    if (chooses && !take_tops(c, none)) return false;
+    const bool filtered = c.filtered();
+    if (chooses && !take_tops(c, filtered ? SCORES : LOGITS, got, none)) return false;
 #pragma unroll 1
     for (u32 of = SCORES; of <= LOGITS && !none; of++) {
       if (chooses) {
-        if (of == SCORES ? !c.filtered() : c.sampling().logprobs == 0) continue;
-        if (of == LOGITS && c.filtered()) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the scores' members are done with
-        if (!collect_members(c, of)) return false;
+        if (of == SCORES ? !filtered : c.sampling().logprobs == 0) continue;
+        if (of == LOGITS && c.thread() < m.header.ctas) stored = c.ask_pair(c.block(c.thread()) + CHOICE_STORED);
+        if (of == LOGITS && filtered) {
+          Lists{c, LOGITS}.ask(c.thread(), got);
+          barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the scores' members are done with
+        }
+        if (!collect_members(c, of, got)) return false;
         if (of == LOGITS) {
-          if (!report(c)) return false;
+          if (!report(c, stored)) return false;
           continue;
         }
-        open = !find_in_members(c) && !c.rehearses();
+        open = !find_in_members(c);
         if (!open) draw_member(c);
         if (open && c.thread() == 0) call_all(c, sequence);
       }

@@ -16,7 +16,7 @@ __device__ __forceinline__ float score_of(const Machine& m, const Sampling& samp
   if (sampling.flags & CHOOSE_PENALISED) {
     seen = choosing.counts[at];
     // The token chosen last is counted by its row's owner when that next looks at it, so counts need no hand-over.
-    if (m.token > 0 && !m.rehearses && m.shared.words()[WORD_TOKEN + sequence] == token) choosing.counts[at] = ++seen;
+    if (m.token > 0 && m.shared.words()[WORD_TOKEN + sequence] == token) choosing.counts[at] = ++seen;
   }
   if (sampling.flags & CHOOSE_MASKED) {
     const u32 words = round_up(m.launch.logit_stride, 32) / 32;
