@@ -39,7 +39,7 @@ __device__ __forceinline__ u64 order_of(u32 level, u32 token) { return static_ca
 __device__ __forceinline__ u32 level_at(u64 order) { return ~static_cast<u32>(order >> TOKEN_BITS); }
 __device__ __forceinline__ u32 token_at(u64 order) { return static_cast<u32>(order) % (1u << TOKEN_BITS); }
 
-struct Member {
+struct alignas(16) Member {
   u64 order, weight;
 };
 

@@ -116,12 +116,17 @@ __device__ __forceinline__ bool collect(const Choice& c, u32 of, Pair (&got)[LIS
   return ok;
 }
 
-// One warp: count or mass of the members up to a place; in all lanes.
+// One warp: count or mass of the members up to a place; in all lanes. Nothing branches: lanes that part and meet again would
+// take longer than the sum.
 __device__ __forceinline__ u64 measure_up_to(const Choice& c, const Member* members, u32 count, bool by_mass, u64 place) {
+  const u64 counted = by_mass ? 0 : 1, weighed = by_mass ? NO_LIMIT : 0;
   u64 sum = 0;
-#pragma unroll 4
-  for (u32 i = c.lane(); i < count; i += WARP)
-    if (members[i].order <= place) sum += by_mass ? members[i].weight : 1;
+#pragma unroll 2
+  for (u32 first = 0; first < count; first += WARP) {
+    const Member member = members[min(first + c.lane(), count - 1)];
+    const u64 measure = (member.weight & weighed) | counted;
+    sum += first + c.lane() < count && member.order <= place ? measure : 0;
+  }
   __syncwarp();
   return warp_sum_long(sum);
 }

@@ -129,7 +129,7 @@ __device__ __forceinline__ bool find_in_members(const Choice& c) {
       error = exact ? 0 : (all >> MASS_BITS) + 1;
       want = part_of(sampling.top_p, all + error);
     }
-    const u64 slack = by_mass ? want - part_of(sampling.top_p, all - error) : 0;
+    const u64 slack = 3 * error;  // what it may be lower is under twice the error, but for roundings
     if (by_mass && top_k > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all have read what was found before
     // All are kept if there are fewer, or if p of all is rounded to more.
     if (exact && want > all) {
