@@ -183,7 +183,12 @@ def test_fewer_tokens_than_are_asked_for_are_all_kept(chooser: Callable[..., Cho
     mask[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(left))[:left]] = True
     for ctas in (3, 30):
         it = chooser(ctas=ctas)
-        for settings in ({"top_k": 40}, {"top_k": 40, "top_p": 0.9}, {"top_p": 1 - 1e-9}, {"min_p": 1e-6, "logprobs": 20}):
+        for settings in (
+            {"top_k": 40},
+            {"top_k": 40, "top_p": 0.9},
+            {"top_p": 1 - 1e-9},
+            {"min_p": 1e-6, "logprobs": 20},
+        ):
             which = Choosing(replace(WARM, **settings), mask=mask)
             compare(it.choices(given, which), reference(given, which))
 
