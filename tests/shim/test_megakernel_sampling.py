@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.9},
     "tiny top_p": {"top_p": 1e-9},
     "min_p": {"min_p": 0.03},
+    "top_p and min_p": {"top_p": 0.8, "min_p": 0.1},
     "min_p 1": {"min_p": 1.0},
     "repetition": {"repetition_penalty": 1.7},
     "presence": {"presence_penalty": 1.2},
