@@ -77,7 +77,8 @@ def train_ffn(
             trained = _dense(rows, gate, up, down, activation, count_neurons)
         else:
             trained = _sparse(rows, gate, up, down, activation, route.hot, count_neurons)
-    return trained._replace(out=trained.out.view(x.shape))
+    out, penalty, row_counts, neuron_counts = trained
+    return Trained(out.view(x.shape), penalty, row_counts, neuron_counts)
 
 
 def l1_loss(penalties: Sequence[Tensor], coefficient: float) -> Tensor:
