@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onekernel.config import ModelConfig
-from onekernel.errors import ConfigError
+from onekernel.errors import ConfigError, DenseOnlyError
 from onekernel.phases.attention import task as attention
 from onekernel.phases.choose import task as choose
 from onekernel.phases.combine import task as combine
@@ -197,9 +197,9 @@ def make_plan(
     layout = choose_layout(config, tile_rows, limits.max_context, slowest, active_fraction)
     shares = make_partition(config, layout, limits.ctas, partition, order, fraction)
     if any(key[0] == "gate" and share.count.min() < 1 for key, share in shares.products.items()):
-        raise ConfigError(
+        raise DenseOnlyError(
             f"{config.intermediate_size} neurons in tiles of {layout.tile_rows.gate_up} are too few for {limits.ctas} "
-            f"CTAs, each of which must have some: plan the feed-forwards as dense ones"
+            "CTAs, each of which must have some"
         )
     phases = _phases(config, LAYER_KINDS if active_fraction is None else SPARSE_LAYER_KINDS)
     buffers = _buffers(config, limits, layout)
@@ -236,7 +236,7 @@ def _check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -
     if limits.sequences > 1:
         reason = f"they take one sequence, and {limits.sequences} were asked for"
     if reason is not None:
-        raise ConfigError(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
+        raise DenseOnlyError(reason)
 
 
 def _phases(config: ModelConfig, layer_kinds: tuple[Kind, ...]) -> tuple[PhaseInfo, ...]:
