@@ -237,7 +237,7 @@ struct Multiplier {
 };
 
 // Multiplies `row_tiles` row tiles, which start at a whole stage, and leaves whole-number sums in shared.partial:
-// (MK_WARPS, rows), for int8 (MK_WARPS, 2, rows), or with groups (groups, rows). A meeting follows. See multiply_one for `ok`.
+// (MK_WARPS, rows), for int8 (MK_WARPS, 2, rows), or with groups (groups, rows). A meeting follows. See Walk for `ok`.
 template <bool INT8>
 __device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
   const u32 lane = kept(lane_index()), warp = kept(warp_index()), units = row_tiles * k_units;
