@@ -160,6 +160,9 @@ struct Walk {
   }
 };
 
+// Builds with the sparse phases have no registers left for weights while inputs come.
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE;
+
 // Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves
 // the parts of each row in shared.partial(). A meeting follows. UNITS: of a part, of which a row tile has k_parts.
 //
@@ -344,10 +347,11 @@ __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish fin
   const bool pairs = in_pairs(task.k_units);
   u32 tiles = run(0);
   Walk walk(m, tiles, k_parts(task.k_units), 1u << tile_shift(), pairs);
-  bool ok = SEQUENCES > 1 || walk.begin(m, pairs, true);
+  bool ok = !BEGINS_EARLY || walk.begin(m, pairs, true);
   ok = take_inputs(m, task, rows_4() ? 128 : 64) && ok;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   m.mark(Mark::TAKEN);
+  if (SEQUENCES == 1 && !BEGINS_EARLY) ok = walk.begin(m, pairs, ok);
 #pragma unroll 1
   for (u32 tile = 0;;) {
     ok = rows_4() ? multiply<true>(m, walk, tiles, task.k_units, ok) : multiply<false>(m, walk, tiles, task.k_units, ok);
