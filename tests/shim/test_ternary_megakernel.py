@@ -44,11 +44,18 @@ def test_any_number_of_ctas_gives_the_same_bits(name: str) -> None:
 
 
 FAULTS = {
-    "missing offset of the codes": ("offset += own.totals()[w];", "offset += 0 * own.totals()[w];"),
+    "missing offset of the codes": (
+        "value = static_cast<float>(sum_of(row) - offset);",
+        "value = static_cast<float>(sum_of(row));",
+    ),
     "inputs of another unit": ("const u8* at = x + k * CHUNKS * 16;", "const u8* at = x + k / 2 * CHUNKS * 16;"),
     "values made int8 before all have the largest": (
-        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  const float inverse",
-        "  const float inverse",
+        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  if (normed) put_blocks",
+        "  if (normed) put_blocks",
+    ),
+    "squares of a block too few": (
+        "first / WARP, (all + WARP - 1) / WARP);\n  most =",
+        "first / WARP, all / WARP - 1);\n  most =",
     ),
 }
 
