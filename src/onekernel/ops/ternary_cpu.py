@@ -13,7 +13,6 @@ from onekernel.weights.ternary.packed import PackedTernary
 LEAST = 1e-5
 """Of the largest absolute value: what the published models clamp it to before they divide."""
 LEAST_BEFORE_NORM = 1e-10
-_LANES = 32
 
 
 def linear(q: torch.Tensor, inverse: torch.Tensor, weight: PackedTernary) -> torch.Tensor:
@@ -55,11 +54,11 @@ def _quantised(y: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tenso
 def _root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Return sqrt(mean(x^2) + eps), (tokens, 1), of float32 x, with the sum in the contract's order."""
     tokens, k = x.shape
-    squares = F.pad(x.square(), (0, -k % (4 * _LANES**2)))
-    first, *others = _in_halves(_in_halves(squares.view(tokens, -1, _LANES, _LANES, 4))).unbind(1)
+    squares = F.pad(x.square(), (0, -k % 512)).view(tokens, -1, 32, 4, 4)
+    first, *others = _in_halves(squares).unbind(1)
     for sums in others:
         first = first + sums
-    mean = _in_halves(first)[:, None] * (1 / k)
+    mean = _in_halves(_in_halves(first))[:, None] * (1 / k)
     return (mean + eps).double().sqrt().float()  # PyTorch's own root of float32 is not always the nearest float
 
 

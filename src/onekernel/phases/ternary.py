@@ -12,9 +12,9 @@ The rounding contract, for one token x (K,):
    terms, float32(sums of the group) * scale, are added in order of K and the total is divided by inverse * rms.
 5. The mean is the sum of the squares, rounded, times the rounded 1 / K. The sum is float32 in an order that K alone
    decides. Of n values "in halves" is: the second half is added to the first, value by value, until one is left.
-   Columns, with zeros behind them, are fours, 32 of which are a block: sums in halves of a four, and then of a block.
-   Of these sums number i is added to those of i - 32, i - 64, ..., the first of them first; what comes of it is 32
-   values, whose sum is in halves again.
+   Columns, with zeros behind them, are fours, and each is summed in halves. Sum number i of these is added to those of
+   i - 128, i - 256, ..., the first of them first. What comes of it is 128 values: fours again, summed in halves, and
+   the 32 sums in halves.
 6. Embedding, norm weights, a dense head and the KV cache have the model's dtype, as a rule bf16; attention and a dense
    head round their operands to it, as in every other model. Nothing else is rounded to bf16.
 
@@ -27,6 +27,7 @@ residual after every addition. An int8 value is then another where that moves it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +40,8 @@ SMALLEST_ABSMAX = 1e-5
 SMALLEST_BEFORE_NORM = 1e-10
 """The same where a norm follows, which may make it 1 / sqrt(eps) times as large."""
 
-_LANES = 32
-"""Fours of a block, and values that the sums of blocks are added up to: the lanes of a warp."""
-_ROUND = 4 * _LANES**2
-"""Columns of as many blocks."""
+_SHAPE = (32, 4, 4)
+"""Of the squares of 512 columns: lanes of a warp, fours that a lane adds up, columns of a four."""
 
 _CUDA_ROWS = 32
 """PyTorch's int8 product on a GPU takes more than 16 rows."""
@@ -51,11 +50,11 @@ _CUDA_ROWS = 32
 def root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Return sqrt(mean(x^2) + eps), (tokens, 1) float32, of x (tokens, K) float32 in the contract's order."""
     tokens, k = x.shape
-    squares = F.pad(x.square(), (0, -k % _ROUND)).view(tokens, -1, _LANES, _LANES, _ROUND // _LANES**2)
-    first, *others = _in_halves(_in_halves(squares)).unbind(1)
+    squares = F.pad(x.square(), (0, -k % math.prod(_SHAPE))).view(tokens, -1, *_SHAPE)
+    first, *others = _in_halves(squares).unbind(1)
     for sums in others:
         first = first + sums
-    mean = _in_halves(first)[:, None] * (1 / k)
+    mean = _in_halves(_in_halves(first))[:, None] * (1 / k)
     # PyTorch's root of many floats on a CPU is a unit off in 1 of 150; a float64 one, rounded, is the nearest float.
     return (mean + eps).double().sqrt().float()
 

@@ -53,7 +53,7 @@ class SharedLayout:
     """(sequences, max_hidden_rows) float32."""
     quantised: int
     """Of products with int8 activations only: each warp's largest value and sum of int8 values, what scales are divided
-    by, sums of squares of 128 inputs, sums of 64 or 128 int8 values, inputs that no register has room for (float32),
+    by, sums of squares of four inputs, sums of 64 or 128 int8 values, inputs that no register has room for (float32),
     with groups the scales of the CTA's rows."""
     neurons: int
     """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons), then a word and a float32 for
@@ -128,11 +128,11 @@ def shared_layout(
     quantised_bytes = 0
     if quantised is not None:
         fewest_rows = max(fewest_rows, round_up(-(-quantised.sums // limits.consumer_warps), 8))
-        round_fours = _FOURS_IN_REGISTERS * 32 * limits.consumer_warps
+        round_fours = _FOURS_IN_REGISTERS * 32 * (limits.consumer_warps - 1)
         floats = (
             2 * round_up(limits.consumer_warps, 4)
             + 4
-            + round_up(max_inputs // 128, 4)
+            + max_inputs // 4
             + round_up(max_inputs // 64, 4)
             + (max_inputs // 4 - 1) // round_fours * round_fours * 4
             + round_up(quantised.scales, 4)

@@ -12,7 +12,7 @@
 #include "ptx/shuffle.cuh"
 
 constexpr u32 THREADS = QUANTISE_THREADS, WARPS = THREADS / WARP;
-constexpr u32 FOUR = 4, BLOCK = WARP * FOUR;  // columns
+constexpr u32 FOUR = 4, PLACES = WARP * FOUR;  // that sums of fours are added up to
 constexpr bool ROOT_APART = QUANTISE_NORM && !QUANTISE_BF16;
 constexpr float LEAST = ROOT_APART ? 1e-10f : 1e-5f;  // of max|t|: as the models do, but before the root
 
@@ -20,6 +20,10 @@ __device__ __forceinline__ float rounded(float value) { return QUANTISE_BF16 ? b
 
 // The larger one; NaN if either is.
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
+
+__device__ __forceinline__ float four_in_halves(float a, float b, float c, float d) {
+  return __fadd_rn(__fadd_rn(a, c), __fadd_rn(b, d));
+}
 
 // The sum of all lanes' values in halves, in all lanes.
 __device__ __forceinline__ float in_halves(float value) {
@@ -62,19 +66,18 @@ struct Token {
     return __fmul_rn(value, value);
   }
 
-  // The sum of squares of the CTA's token, in all threads. `parts` has WARP of them.
+  // The sum of squares of the CTA's token, in all threads. `parts` has PLACES of them.
   __device__ __forceinline__ float squares(float* parts) const {
-    for (u32 place = warp_index(); place < WARP; place += WARPS) {
+    for (u32 place = threadIdx.x; place < PLACES; place += THREADS) {
       float sum = 0;
-      for (u32 first = place * BLOCK; first < columns; first += WARP * BLOCK) {
-        const u32 own = first + lane_index() * FOUR;
-        sum = __fadd_rn(sum, in_halves(__fadd_rn(__fadd_rn(square(own), square(own + 2)),
-                                                 __fadd_rn(square(own + 1), square(own + 3)))));
-      }
-      if (lane_index() == 0) parts[place] = sum;
+#pragma unroll 4
+      for (u32 i = place * FOUR; i < columns; i += PLACES * FOUR)
+        sum = __fadd_rn(sum, four_in_halves(square(i), square(i + 1), square(i + 2), square(i + 3)));
+      parts[place] = sum;
     }
     __syncthreads();
-    return in_halves(parts[lane_index()]);
+    const float* own = parts + lane_index() * FOUR;
+    return in_halves(four_in_halves(own[0], own[1], own[2], own[3]));
   }
 };
 
@@ -83,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_quantise(const u8*
                                                                        signed char* q,       // (tokens, columns)
                                                                        float* inverses,      // (tokens,)
                                                                        u32 columns, float eps) {
-  float* sums = reinterpret_cast<float*>(dynamic_shared());  // (WARP,)
-  float* largest = sums + WARP;                              // (WARPS,)
+  float* sums = reinterpret_cast<float*>(dynamic_shared());  // (PLACES,)
+  float* largest = sums + PLACES;                            // (WARPS,)
   const u64 first = static_cast<u64>(blockIdx.x) * columns;
   Token token{x + first * (QUANTISE_BF16 ? 2 : 4), weight, columns, 1.0f};
   float root = 1.0f;

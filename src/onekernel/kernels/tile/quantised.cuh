@@ -11,8 +11,8 @@
 // their columns, a byte each; the lanes of a warp read them together, so that all columns of B are the same.
 //
 // What a phase costs is what lies one behind the other between its inputs and its results, not its bytes. A thread keeps its
-// inputs in registers until they are int8; all that it waits for the others for is the largest. The root of the norm, and
-// the sum of the int8 values, which is what the codes' offset adds to every row, are made while others multiply.
+// inputs in registers until they are int8; all that it waits for the others for is the largest. The last warp takes none:
+// it makes the root of the norm meanwhile.
 #pragma once
 
 #include "ptx/copy.cuh"
@@ -24,14 +24,13 @@
 constexpr float LEAST = 1e-5f, LEAST_BEFORE_NORM = 1e-10f;  // of the largest absolute input
 constexpr float FINE = 254.0f;  // steps of a fine value in one coarse: half a step either way fits an int8
 constexpr u32 GROUPS = SCALE_GROUP == 0 ? 1 : 128 / (SCALE_GROUP + (SCALE_GROUP == 0));  // scales of a unit's row
-constexpr u32 MOST_FOURS = 4;                           // of values that a thread keeps in registers
-constexpr u32 ROUND_FOURS = MOST_FOURS * CONSUMERS;     // those of all threads
-constexpr u32 LAST_WARP = MK_WARPS - 1;                 // no other one has fewer units
+constexpr u32 LAST_WARP = MK_WARPS - 1, TAKERS = LAST_WARP * WARP;  // no other warp has fewer units
+constexpr u32 MOST_FOURS = 4, ROUND_FOURS = MOST_FOURS * TAKERS;    // of values that a thread, and all, keep in registers
 
 // What quantised products keep in shared memory, behind the residual; onekernel/plan/shared.py lays it out the same way.
 // Where it begins is computed anew at each use: 96 registers a thread have no room for it.
 struct Quantised {
-  static constexpr u32 TOTALS = round_up(MK_WARPS, 4) * 4, DIVISOR = 2 * TOTALS, BLOCKS = DIVISOR + 16;
+  static constexpr u32 TOTALS = round_up(MK_WARPS, 4) * 4, DIVISOR = 2 * TOTALS, SQUARES = DIVISOR + 16;
   u32 at, inputs;
 
   __device__ __forceinline__ explicit Quantised(const Machine& m) : at(m.shared.rest_at()), inputs(m.header.max_inputs) {}
@@ -42,13 +41,13 @@ struct Quantised {
   __device__ __forceinline__ i32* totals() const { return Shared::at<i32>(at + TOTALS); }
   // What scales are divided by.
   __device__ __forceinline__ float* divisor() const { return Shared::at<float>(at + DIVISOR); }
-  // (max_inputs / 128): of squares of 128 inputs each.
-  __device__ __forceinline__ float* blocks() const { return Shared::at<float>(at + BLOCKS); }
+  // (max_inputs / 4): sums of four.
+  __device__ __forceinline__ float* squares() const { return Shared::at<float>(at + SQUARES); }
   // (max_inputs / 64): of int8 values that share a scale.
-  __device__ __forceinline__ i32* groups() const { return Shared::at<i32>(at + BLOCKS + round_up(inputs / 32, 16)); }
+  __device__ __forceinline__ i32* groups() const { return Shared::at<i32>(at + SQUARES + inputs); }
   // Weighted inputs of all rounds but the last.
   __device__ __forceinline__ float4* earlier() const {
-    return Shared::at<float4>(at + BLOCKS + round_up(inputs / 32, 16) + round_up(inputs / 16, 16));
+    return Shared::at<float4>(at + SQUARES + inputs + round_up(inputs / 16, 16));
   }
   // With groups: (row tiles, scales of a row, QUANTISED_ROWS).
   __device__ __forceinline__ float* scales() const {
@@ -64,34 +63,24 @@ __device__ __forceinline__ u32 norm_count(const Machine& m, const Task& task) {
 
 __device__ __forceinline__ i32 add_bytes(u32 bytes, i32 sum) { return dp4a_ss(bytes, 0x01010101, sum); }
 
-// Adds up over the warp, in halves, the sums of squares of COUNT fours of each lane, which are blocks of 128 inputs: block
-// `first`, and those MK_WARPS apart behind it. Lanes give away what others finish, so that two blocks or four take hardly
-// more steps than one.
-template <u32 COUNT>
-__device__ __forceinline__ void put_blocks(const Quantised& own, float (&fours)[COUNT], u32 first, u32 end) {
-  u32 mask = WARP / 2;
-#pragma unroll
-  for (u32 half = COUNT / 2; half > 0; half /= 2, mask /= 2) {
-    const bool high = (lane_index() & mask) != 0;
-#pragma unroll
-    for (u32 i = 0; i < half; i++) {
-      const float keep = high ? fours[half + i] : fours[i], give = high ? fours[i] : fours[half + i];
-      fours[i] = keep + shuffle_xor(give, mask);
-    }
-  }
-#pragma unroll
-  for (; mask > 0; mask /= 2) fours[0] += shuffle_xor(fours[0], mask);
-  const u32 block = first + lane_index() / (WARP / COUNT) * MK_WARPS;
-  if (lane_index() % (WARP / COUNT) == 0 && block < end) own.blocks()[block] = fours[0];
+// After the takers' first meeting: 127 / the largest absolute input.
+__device__ __forceinline__ float inverse_of(const Quantised& own) {
+  const float most = own.largest()[min(lane_index(), LAST_WARP - 1)];
+  // The largest float is the largest integer too, and of those NaN is larger than infinity.
+  const float largest = __uint_as_float(warp_max(__float_as_uint(most)));
+  return __fmul_rn(divide_ordinary(1.0f, largest), 127.0f);  // in this order: so PyTorch divides a number by a tensor
 }
 
-// One warp, after a meeting: the root mean square of a task's inputs.
-__device__ __forceinline__ float root_of(const Machine& m, const Quantised& own, const Task& task) {
-  const u32 blocks = (task.inputs + 127) / 128;
+// One warp, after that meeting: the root mean square of a task's inputs.
+__device__ __forceinline__ float root_of(const Machine& m, const Quantised& own, const Task& task, u32 fours) {
   const float share = divide_ordinary(1.0f, static_cast<float>(norm_count(m, task)));
-  float sum = 0;
-#pragma unroll 1
-  for (u32 i = lane_index(); i < blocks; i += WARP) sum += own.blocks()[i];
+  float4 sums = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+  for (u32 i = lane_index(); i < fours / 4; i += WARP) {
+    const float4 v = reinterpret_cast<const float4*>(own.squares())[i];
+    sums = make_float4(sums.x + v.x, sums.y + v.y, sums.z + v.z, sums.w + v.w);
+  }
+  float sum = (sums.x + sums.z) + (sums.y + sums.w);
 #pragma unroll
   for (u32 mask = WARP / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
   return root_ordinary(__fadd_rn(__fmul_rn(sum, share), m.header.eps));
@@ -121,34 +110,44 @@ __device__ __forceinline__ void put_groups(const Quantised& own, u32 bytes, u32 
 }
 
 // Takes the task's inputs, WIDTH fours a thread at once, and leaves their int8 values in shared.x(): (columns of whole
-// units), then the fine ones if it is the head. What else there is to say of them is in `Quantised` after the next meeting.
+// units), then the fine ones if it is the head. All consumers call it. What else there is to say of the inputs is in
+// `Quantised` after the next meeting, but for the sum of a thread's int8 values, `total`.
 template <u32 WIDTH>
-__device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u32 columns, bool ok) {
+__device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u32 columns, bool ok, i32& total) {
   const Quantised own(m);
   const u32 fours = task.inputs / 4, all = columns / 4;
   const bool normed = task.norm != 0, fine = HEAD_INT8 && task.flags & FLAG_INT8;
+  if (warp_index() == LAST_WARP) {
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    float divisor = inverse_of(own);
+    if (normed) divisor = __fmul_rn(divisor, root_of(m, own, task, all));
+    if (lane_index() == 0) *own.divisor() = divisor;
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    return ok;
+  }
   const float4* const norm = reinterpret_cast<const float4*>(m.launch.constants + task.norm - 1);
   float4 t[WIDTH] = {};
-  float squares[WIDTH] = {}, most = normed ? LEAST_BEFORE_NORM : LEAST;
+  float most = normed ? LEAST_BEFORE_NORM : LEAST;
   // Without a norm its weights are 1, which changes no value, and nobody asks for the squares.
   const auto take = [&](u32 first) {
-    const u32 count = first < fours ? (fours - first + CONSUMERS - 1) / CONSUMERS : 0;
+    const u32 count = first < fours ? (fours - first + TAKERS - 1) / TAKERS : 0;
     Pair taken[WIDTH] = {};
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) {
       t[i] = make_float4(1, 1, 1, 1);
-      if (normed && i < count) t[i] = norm[first + i * CONSUMERS];
+      if (normed && i < count) t[i] = norm[first + i * TAKERS];
     }
     const u32 word = task.in_word + 2 * first;
-    ok = ok && wait_pairs<CONSUMERS>(m.watch, reinterpret_cast<const Pair*>(m.launch.exchange + word), count,
-                                     m.tag_of(task.in_phase), word, taken);
+    ok = ok && wait_pairs<TAKERS>(m.watch, reinterpret_cast<const Pair*>(m.launch.exchange + word), count,
+                                  m.tag_of(task.in_phase), word, taken);
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) {
       const u32 a = static_cast<u32>(taken[i].first), b = static_cast<u32>(taken[i].second);
       const float4 v = make_float4(bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b));
-      squares[i] = (v.x * v.x + v.z * v.z) + (v.y * v.y + v.w * v.w);  // those of bf16 values are whole floats
       t[i] = make_float4(v.x * t[i].x, v.y * t[i].y, v.z * t[i].z, v.w * t[i].w);
       most = larger(larger(larger(most, fabsf(t[i].x)), fabsf(t[i].y)), larger(fabsf(t[i].z), fabsf(t[i].w)));
+      // Squares of bf16 values are whole floats.
+      if (first + i * TAKERS < all) own.squares()[first + i * TAKERS] = (v.x * v.x + v.z * v.z) + (v.y * v.y + v.w * v.w);
     }
   };
   u32 first = threadIdx.x;
@@ -157,22 +156,17 @@ __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u
     for (; first - threadIdx.x + ROUND_FOURS < all; first += ROUND_FOURS) {
       take(first);
 #pragma unroll
-      for (u32 i = 0; i < WIDTH; i++) own.earlier()[first + i * CONSUMERS] = t[i];
-      if (normed) put_blocks(own, squares, first / WARP, (all + WARP - 1) / WARP);
+      for (u32 i = 0; i < WIDTH; i++) own.earlier()[first + i * TAKERS] = t[i];
     }
   }
   take(first);
-  // The largest float is the largest integer too, and of those NaN is larger than infinity.
   const u32 largest = warp_max(__float_as_uint(most));
   if (lane_index() == 0) own.largest()[warp_index()] = __uint_as_float(largest);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  if (normed) put_blocks(own, squares, first / WARP, (all + WARP - 1) / WARP);
-  most = __uint_as_float(warp_max(__float_as_uint(own.largest()[min(lane_index(), LAST_WARP)])));
-  const float inverse = __fmul_rn(divide_ordinary(1.0f, most), 127.0f);  // in this order: so PyTorch divides a number by a tensor
-  i32 total = 0;
+  const float inverse = inverse_of(own);
   if (WIDTH == MOST_FOURS) {
 #pragma unroll 1
-    for (u32 four = threadIdx.x; four < first; four += CONSUMERS) {
+    for (u32 four = threadIdx.x; four < first; four += TAKERS) {
       const u32 bytes = put_bytes(m, fine, four, own.earlier()[four], inverse);
       total = add_bytes(bytes, total);
       if (SCALE_GROUP > 0 && !fine) put_groups(own, bytes, four);
@@ -182,18 +176,13 @@ __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u
   u32 bytes[WIDTH] = {};
 #pragma unroll
   for (u32 i = 0; i < WIDTH; i++)
-    if (first + i * CONSUMERS < all) bytes[i] = put_bytes(m, fine, first + i * CONSUMERS, t[i], inverse);
+    if (first + i * TAKERS < all) bytes[i] = put_bytes(m, fine, first + i * TAKERS, t[i], inverse);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
 #pragma unroll
   for (u32 i = 0; i < WIDTH; i++) {
     total = add_bytes(bytes[i], total);
-    if (SCALE_GROUP > 0 && !fine && first + i * CONSUMERS < all) put_groups(own, bytes[i], first + i * CONSUMERS);
+    if (SCALE_GROUP > 0 && !fine && first + i * TAKERS < all) put_groups(own, bytes[i], first + i * TAKERS);
   }
-  total = static_cast<i32>(warp_sum(static_cast<u32>(total)));
-  if (lane_index() == 0) own.totals()[warp_index()] = total;
-  if (warp_index() < LAST_WARP) return ok;
-  const float divisor = normed ? __fmul_rn(inverse, root_of(m, own, task)) : inverse;
-  if (lane_index() == 0) *own.divisor() = divisor;
   return ok;
 }
 
@@ -244,12 +233,12 @@ struct Multiplier {
       const uint2 b = *reinterpret_cast<const uint2*>(at);
       mma_s8s8(sums[0], w.x, w.y, w.z, w.w, b.x, b.y);
     } else {
+      const uint4 b[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 64)};
 #pragma unroll
       for (u32 half = 0; half < 2; half++) {
-        const uint4 b = *reinterpret_cast<const uint4*>(at + half * 64);
         const u32 even = 0x03030303u << 4 * half, odd = even << 2;
-        mma_u8s8(sums[2 * half % PARTS], w.x & even, w.y & even, w.z & even, w.w & even, b.x, b.y);
-        mma_u8s8(sums[(2 * half + 1) % PARTS], w.x & odd, w.y & odd, w.z & odd, w.w & odd, b.z, b.w);
+        mma_u8s8(sums[2 * half % PARTS], w.x & even, w.y & even, w.z & even, w.w & even, b[half].x, b[half].y);
+        mma_u8s8(sums[(2 * half + 1) % PARTS], w.x & odd, w.y & odd, w.z & odd, w.w & odd, b[half].z, b[half].w);
       }
     }
     if (GROUPED) {
@@ -334,17 +323,17 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
     return divide_ordinary(total, divisor);
   }
   const float factor = divide_ordinary(scale, divisor);
-  const u32 count = min(rows.k_units, static_cast<u32>(MK_WARPS));
   const auto sum_of = [&](u32 of) {
     i32 sum = 0;
+    if (rows.k_units >= MK_WARPS && MK_WARPS % 4 == 0) {
 #pragma unroll
-    for (u32 c = 0; c < PART_CHUNKS; c++) {
-      const u32 first = 4 * c;
-      const uint4 v = *reinterpret_cast<const uint4*>(parts + part_chunk(of, c));
-      if (first + 4 <= count)
+      for (u32 c = 0; c < PART_CHUNKS; c++) {
+        const uint4 v = *reinterpret_cast<const uint4*>(parts + part_chunk(of, c));
         sum += static_cast<i32>((v.x + v.y) + (v.z + v.w));
-      else if (first < count)
-        sum += static_cast<i32>((v.x + (first + 1 < count ? v.y : 0)) + (first + 2 < count ? v.z : 0));
+      }
+    } else {
+#pragma unroll 1
+      for (u32 part = 0; part < min(rows.k_units, static_cast<u32>(MK_WARPS)); part++) sum += parts[part_at(of, part)];
     }
     return sum;
   };
@@ -402,6 +391,7 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     run = m.header.max_rows / 2 / QUANTISED_ROWS / step * step;
   }
   bool ok = true;
+  i32 total = 0;  // of this thread's int8 values
 #pragma unroll 1
   for (u32 tile = 0; tile < task.count; tile += run) {
     const u32 tiles = min(run, task.count - tile);
@@ -413,7 +403,7 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     const RowScale scale(scales, of_row == 1 ? rows.count : 0);
     if (tile == 0) {
       const u32 columns = task.k_units * (int8 ? 32 : 128);
-      ok = columns <= 2 * 4 * CONSUMERS ? take_fours<2>(m, task, columns, ok) : take_fours<MOST_FOURS>(m, task, columns, ok);
+      ok = columns <= 2 * 4 * TAKERS ? take_fours<2>(m, task, columns, ok, total) : take_fours<MOST_FOURS>(m, task, columns, ok, total);
       m.mark(Mark::TAKEN);
     }
     if (SCALE_GROUP > 0 && !int8) {
@@ -424,7 +414,12 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     }
     ok = int8 ? multiply_quantised<true>(m, tiles, task.k_units, units, ok) : multiply_quantised<false>(m, tiles, task.k_units, units, ok);
     m.mark(Mark::MULTIPLIED);
-    if (SCALE_GROUP > 0) async_copies_wait<0>();
+    if (SCALE_GROUP > 0) {
+      async_copies_wait<0>();
+    } else {
+      const i32 sum = static_cast<i32>(warp_sum(static_cast<u32>(total)));
+      if (lane_index() == 0) Quantised(m).totals()[warp_index()] = sum;
+    }
     if (!m.meet(ok)) return false;
     m.mark(Mark::MET);
     finish(rows, scale);
