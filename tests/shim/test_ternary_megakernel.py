@@ -48,15 +48,12 @@ FAULTS = {
         "value = static_cast<float>(sum_of(row) - offset);",
         "value = static_cast<float>(sum_of(row));",
     ),
-    "inputs of another unit": ("const u8* at = x + k * CHUNKS * 16;", "const u8* at = x + k / 2 * CHUNKS * 16;"),
+    "inputs of another unit": ("const u8* at = x + k * (CHUNKS * 16);", "const u8* at = x + k / 4 * (CHUNKS * 16);"),
     "values made int8 before all have the largest": (
-        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  if (normed) put_blocks",
-        "  if (normed) put_blocks",
+        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  const float inverse = inverse_of(own);",
+        "  const float inverse = inverse_of(own);",
     ),
-    "squares of a block too few": (
-        "first / WARP, (all + WARP - 1) / WARP);\n  most =",
-        "first / WARP, all / WARP - 1);\n  most =",
-    ),
+    "a round of squares too few": ("root_of(m, own, task, all)", "root_of(m, own, task, all - 4)"),
 }
 
 

@@ -7,8 +7,9 @@
 //
 // Ternary units (weights/ternary/tensor_core.py) are 16 rows x 128 columns, four products of one AND each, as in
 // ternary/decode.cu. Units of an int8 head are 16 rows x 32 columns: a product whose columns are the coarse and the fine
-// values of the inputs. Unit i of a task belongs to warp i % MK_WARPS, two of each stage. Inputs stand in the order of
-// their columns, a byte each; the lanes of a warp read them together, so that all columns of B are the same.
+// values of the inputs. Two neighbouring units of a stage belong to a warp, pair i of a task to warp i % MK_WARPS. Inputs
+// stand in the order of their columns, a byte each; the lanes of a warp read them together, so that all columns of B are
+// the same.
 //
 // What a phase costs is what lies one behind the other between its inputs and its results, not its bytes. A thread keeps its
 // inputs in registers until they are int8; all that it waits for the others for is the largest. The last warp takes none:
@@ -111,7 +112,8 @@ __device__ __forceinline__ void put_groups(const Quantised& own, u32 bytes, u32 
 
 // Takes the task's inputs, WIDTH fours a thread at once, and leaves their int8 values in shared.x(): (columns of whole
 // units), then the fine ones if it is the head. All consumers call it. What else there is to say of the inputs is in
-// `Quantised` after the next meeting, but for the sum of a thread's int8 values, `total`.
+// `Quantised` after the next meeting, but for `total`, the
+// sum of a warp's int8 values.
 template <u32 WIDTH>
 __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u32 columns, bool ok, i32& total) {
   const Quantised own(m);
@@ -151,15 +153,13 @@ __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u
     }
   };
   u32 first = threadIdx.x;
-  if (WIDTH == MOST_FOURS) {
 #pragma unroll 1
-    for (; first - threadIdx.x + ROUND_FOURS < all; first += ROUND_FOURS) {
-      take(first);
+  for (;; first += ROUND_FOURS) {
+    take(first);
+    if (WIDTH < MOST_FOURS || first - threadIdx.x + ROUND_FOURS >= all) break;
 #pragma unroll
-      for (u32 i = 0; i < WIDTH; i++) own.earlier()[first + i * TAKERS] = t[i];
-    }
+    for (u32 i = 0; i < WIDTH; i++) own.earlier()[first + i * TAKERS] = t[i];
   }
-  take(first);
   const u32 largest = warp_max(__float_as_uint(most));
   if (lane_index() == 0) own.largest()[warp_index()] = __uint_as_float(largest);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
@@ -183,6 +183,7 @@ __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u
     total = add_bytes(bytes[i], total);
     if (SCALE_GROUP > 0 && !fine && first + i * TAKERS < all) put_groups(own, bytes[i], first + i * TAKERS);
   }
+  if (SCALE_GROUP == 0) total = static_cast<i32>(warp_sum(static_cast<u32>(total)));
   return ok;
 }
 
@@ -194,41 +195,44 @@ struct Units {
 // Takes the ring's current stage. A part of it that the task does not have is what was there before.
 __device__ __forceinline__ Units take_units(Machine& m, bool& ok) {
   ok = ok && m.take(m.at);
-  const u32 place = warp_index() * QUANTISED_UNIT_BYTES + lane_index() * static_cast<u32>(sizeof(uint4));
+  const u32 place = warp_index() * (2 * QUANTISED_UNIT_BYTES) + lane_index() * static_cast<u32>(sizeof(uint4));
   const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + m.at.stage * STAGE_BYTES + place);
-  const Units units{unit[0], unit[MK_WARPS * WARP]};
+  const Units units{unit[0], unit[WARP]};
   m.ring.free(m.at, ok);
   m.at.advance();
   return units;
 }
 
-// One warp's way through the units of its task, and the sums of the row tile that it is in.
+// Warps that have units of a row tile, up to all; with an odd number of units the first pair or the last is half of one.
+__device__ __forceinline__ u32 pairs_of(u32 k_units) { return min((k_units + 1) / 2, static_cast<u32>(MK_WARPS)); }
+
+// One warp's sums.
 template <bool INT8>
 struct Multiplier {
   static constexpr u32 PARTS = INT8 ? 1 : 4, CHUNKS = INT8 ? 2 : 8;  // CHUNKS: 16 bytes of inputs for a unit
   static constexpr bool GROUPED = !INT8 && SCALE_GROUP > 0;
-  i32 sums[PARTS][4] = {};  // of product i, times 4^i: rows lane / 4 and + 8, columns lane % 4 * 2 and + 1
-  const u8* x;              // this lane's inputs of unit 0 of a row tile
-  i32* parts;               // this lane's place among the sums of the row tile
-  u32 row;                  // that the lane has sums of
-  u32 k, k_units, rows;     // k: of the warp's next unit
+  // Of product i, times 4^i: rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. Without groups they go on from row tile to
+  // row tile, and a tile's are what was added since the one before: zeros would be as many instructions as a unit.
+  i32 sums[PARTS][4] = {}, before[4] = {};
+  const u8* x;  // this lane's inputs of unit 0 of a row tile
+  u32 lane = kept(lane_index());
+  u32 k = 2 * warp_index();  // of the warp's next unit in its row tile; from k_units on, of one in a later row tile
+  u32 tile = 0;              // that row tile's first row
+  u32 k_units, rows;
 
-  __device__ __forceinline__ Multiplier(const Machine& m, u32 row_tiles, u32 units, u32 lane, u32 warp)
-      : row(lane / 4), k(warp), k_units(units), rows(row_tiles * QUANTISED_ROWS) {
+  __device__ __forceinline__ Multiplier(const Machine& m, u32 row_tiles, u32 units)
+      : k_units(units), rows(row_tiles * QUANTISED_ROWS) {
     const u8* own = reinterpret_cast<const u8*>(m.shared.x());
     x = INT8 ? own + (lane / 4 % 2) * m.header.max_inputs + lane % 4 * 8 : own + lane % 4 * 16;
-    advance(m);
   }
 
-  // Goes on to the row tile of the next unit.
-  __device__ __forceinline__ void advance(const Machine& m) {
+  // Adds a unit; the warp's next one comes `step` units after it.
+  __device__ __forceinline__ void add(const Machine& m, const uint4& w, u32 step) {
 #pragma unroll 1
-    for (; k >= k_units; k -= k_units) row += QUANTISED_ROWS;
-    parts = reinterpret_cast<i32*>(m.shared.partial()) + (GROUPED ? row : part_at(row, k));
-  }
-
-  __device__ __forceinline__ void add(const Machine& m, const uint4& w, u32 lane) {
-    const u8* at = x + k * CHUNKS * 16;
+    for (; k >= k_units; k -= k_units) tile += QUANTISED_ROWS;
+    const u32 here = k, row = tile + lane / 4;
+    const u8* at = x + k * (CHUNKS * 16);
+    i32* const parts = reinterpret_cast<i32*>(m.shared.partial());
     if (INT8) {
       const uint2 b = *reinterpret_cast<const uint2*>(at);
       mma_s8s8(sums[0], w.x, w.y, w.z, w.w, b.x, b.y);
@@ -244,16 +248,16 @@ struct Multiplier {
     if (GROUPED) {
 #pragma unroll
       for (u32 group = 0; group < GROUPS; group++)
-        put(parts + (k * GROUPS + group) * rows, group * PARTS / GROUPS, PARTS / GROUPS, lane);
+        put(parts + (here * GROUPS + group) * rows + row, group * PARTS / GROUPS, PARTS / GROUPS);
     }
-    k += MK_WARPS;
-    if (k < k_units) return;
-    if (!GROUPED) put(parts, 0, PARTS, lane);
-    advance(m);
+    k += step;
+    if (GROUPED || k < k_units) return;
+    const u32 odd_start = tile / QUANTISED_ROWS & k_units & 1;  // the tile begins with a pair's second unit
+    put(parts + part_at(row, (here + odd_start) / 2 % MK_WARPS), 0, PARTS);
   }
 
-  // Stores the sums of `count` products from `first` on, which start again from zero. The codes' offset is still in them.
-  __device__ __forceinline__ void put(i32* to, u32 first, u32 count, u32 lane) {
+  // Stores what `count` products from `first` on have added. The codes' offset is still in it.
+  __device__ __forceinline__ void put(i32* to, u32 first, u32 count) {
     constexpr u32 STEP = GROUPED ? 1 : PART_SLOTS;  // from row to row, of every eighth
     i32 sum[4] = {};
 #pragma unroll
@@ -262,7 +266,15 @@ struct Multiplier {
 #pragma unroll
       for (u32 c = 0; c < 4; c++) {
         sum[c] += sums[i][c] >> 2 * i;
-        sums[i][c] = 0;
+        if (GROUPED) sums[i][c] = 0;
+      }
+    }
+    if (!GROUPED) {
+#pragma unroll
+      for (u32 c = 0; c < 4; c++) {
+        const i32 now = sum[c];
+        sum[c] -= before[c];
+        before[c] = now;
       }
     }
     if (lane % 4 != 0) return;
@@ -279,17 +291,18 @@ struct Multiplier {
 // or with groups (groups, rows). A meeting follows. See multiply_one for `ok`.
 template <bool INT8>
 __device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, Units units, bool ok) {
-  const u32 lane = kept(lane_index()), warp = kept(warp_index());
-  Multiplier<INT8> own(m, row_tiles, k_units, lane, warp);
+  Multiplier<INT8> own(m, row_tiles, k_units);
+  i32 left = static_cast<i32>(row_tiles * k_units);  // units, from the current stage on
 #pragma unroll 1
-  for (i32 left = static_cast<i32>(row_tiles * k_units - warp);; left -= static_cast<i32>(QUANTISED_STAGE_UNITS)) {
-    Units next{};
-    const bool more = left + static_cast<i32>(warp) > static_cast<i32>(QUANTISED_STAGE_UNITS);
-    if (more) next = take_units(m, ok);
-    if (left > 0) own.add(m, units.first, lane);
-    if (left > static_cast<i32>(MK_WARPS)) own.add(m, units.second, lane);
-    if (!more) return ok;
-    units = next;
+  for (;; left -= static_cast<i32>(QUANTISED_STAGE_UNITS)) {
+    const i32 own_left = left - static_cast<i32>(2 * warp_index());
+#pragma unroll 1
+    for (u32 i = 0; i < 2 && static_cast<i32>(i) < own_left; i++) {
+      own.add(m, units.first, i == 0 ? 1 : QUANTISED_STAGE_UNITS - 1);
+      units.first = units.second;
+    }
+    if (left <= static_cast<i32>(QUANTISED_STAGE_UNITS)) return ok;
+    units = take_units(m, ok);
   }
 }
 
@@ -322,18 +335,15 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
     }
     return divide_ordinary(total, divisor);
   }
-  const float factor = divide_ordinary(scale, divisor);
+  const u32 count = pairs_of(rows.k_units);
   const auto sum_of = [&](u32 of) {
     i32 sum = 0;
-    if (rows.k_units >= MK_WARPS && MK_WARPS % 4 == 0) {
 #pragma unroll
-      for (u32 c = 0; c < PART_CHUNKS; c++) {
-        const uint4 v = *reinterpret_cast<const uint4*>(parts + part_chunk(of, c));
-        sum += static_cast<i32>((v.x + v.y) + (v.z + v.w));
-      }
-    } else {
-#pragma unroll 1
-      for (u32 part = 0; part < min(rows.k_units, static_cast<u32>(MK_WARPS)); part++) sum += parts[part_at(of, part)];
+    for (u32 c = 0; c < PART_CHUNKS; c++) {
+      const uint4 v = *reinterpret_cast<const uint4*>(parts + part_chunk(of, c));
+      const u32 four[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) sum += c * 4 + i < count ? static_cast<i32>(four[i]) : 0;
     }
     return sum;
   };
@@ -349,19 +359,23 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
     }
     value = static_cast<float>(sum_of(row) - offset);
   }
+  const float factor = divide_ordinary(scale, divisor);
   return __fmul_rn(value, factor);  // by itself: fused with what it is added to, it would have bits of its own
 }
 
-// The scale of a thread's row, and of rows that it has CONSUMERS after that.
+// The scales of a run's rows without groups. A thread has that of its row from the beginning; rows that it has CONSUMERS
+// after that are rare.
 struct RowScale {
-  const float* all;
-  float own;
+  float own = 0;
 
-  __device__ __forceinline__ RowScale(const float* scales, u32 count) : all(scales), own(0) {
-    if (threadIdx.x < count) own = scales[threadIdx.x];
+  __device__ __forceinline__ RowScale(const Machine& m, const Task& task, const Rows& rows) {
+    const bool one = SCALE_GROUP == 0 || (HEAD_INT8 && task.flags & FLAG_INT8);
+    if (one && threadIdx.x < rows.count) own = *scales_of(m, task, rows.first + threadIdx.x, 1);
   }
 
-  __device__ __forceinline__ float of(u32 row) const { return row == threadIdx.x ? own : all[row]; }
+  __device__ __forceinline__ float of(const Machine& m, const Task& task, const Rows& rows, u32 row) const {
+    return row == threadIdx.x ? own : *scales_of(m, task, rows.first + row, 1);
+  }
 };
 
 // Calls give(row, value) for each pair of neighbouring rows; see for_row_pairs.
@@ -371,7 +385,7 @@ __device__ __forceinline__ void for_quantised_pairs(const Machine& m, const Task
   for (u32 i = threadIdx.x; i - lane_index() < rows.count; i += CONSUMERS) {
     const u32 row = min(i, rows.count);
     float value = 0;
-    if (row < rows.count) value = quantised_row<false>(m, rows, row, SCALE_GROUP == 0 ? scale.of(row) : 0);
+    if (row < rows.count) value = quantised_row<false>(m, rows, row, SCALE_GROUP == 0 ? scale.of(m, task, rows, row) : 0);
     float2 pair = make_float2(value, shuffle_down(value, 1));
     const bool even = row < rows.count && row % 2 == 0;
     if (even) pair = add_bias(m, task, pair, rows.first + row);
@@ -391,34 +405,34 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     run = m.header.max_rows / 2 / QUANTISED_ROWS / step * step;
   }
   bool ok = true;
-  i32 total = 0;  // of this thread's int8 values
+  i32 total = 0;
 #pragma unroll 1
   for (u32 tile = 0; tile < task.count; tile += run) {
     const u32 tiles = min(run, task.count - tile);
     const Rows rows{(task.first + tile) * QUANTISED_ROWS, tiles * QUANTISED_ROWS, task.k_units, 4};
     // Weights and scales are there, as a rule, before the inputs are.
     const Units units = take_units(m, ok);
-    const u32 of_row = int8 || SCALE_GROUP == 0 ? 1 : task.k_units * GROUPS;
-    const float* scales = scales_of(m, task, rows.first, of_row);
-    const RowScale scale(scales, of_row == 1 ? rows.count : 0);
+    const RowScale scale(m, task, rows);
     if (tile == 0) {
       const u32 columns = task.k_units * (int8 ? 32 : 128);
       ok = columns <= 2 * 4 * TAKERS ? take_fours<2>(m, task, columns, ok, total) : take_fours<MOST_FOURS>(m, task, columns, ok, total);
       m.mark(Mark::TAKEN);
     }
     if (SCALE_GROUP > 0 && !int8) {
+      const u32 of_row = task.k_units * GROUPS;
+      const float* scales = scales_of(m, task, rows.first, of_row);
 #pragma unroll 1
       for (u32 i = threadIdx.x; i < rows.count * of_row / 4; i += CONSUMERS)
         async_copy(reinterpret_cast<float4*>(Quantised(m).scales()) + i, reinterpret_cast<const float4*>(scales) + i, true);
       async_copies_commit();
     }
-    ok = int8 ? multiply_quantised<true>(m, tiles, task.k_units, units, ok) : multiply_quantised<false>(m, tiles, task.k_units, units, ok);
+    ok = int8 ? multiply_quantised<true>(m, tiles, task.k_units, units, ok)
+              : multiply_quantised<false>(m, tiles, task.k_units, units, ok);
     m.mark(Mark::MULTIPLIED);
     if (SCALE_GROUP > 0) {
       async_copies_wait<0>();
-    } else {
-      const i32 sum = static_cast<i32>(warp_sum(static_cast<u32>(total)));
-      if (lane_index() == 0) Quantised(m).totals()[warp_index()] = sum;
+    } else if (lane_index() == 0) {
+      Quantised(m).totals()[warp_index()] = total;
     }
     if (!m.meet(ok)) return false;
     m.mark(Mark::MET);

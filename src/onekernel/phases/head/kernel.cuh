@@ -68,7 +68,7 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
     Best best = warp_bests(m, s)[warp_index()];
 #pragma unroll 1
     for (u32 row = threadIdx.x * EACH; row < rows.count; row += CONSUMERS * EACH) {
-      const float2 sum = HEAD_INT8 ? make_float2(quantised_row<true>(m, rows, row, scale->of(row)), 0) : make_float2(sum_parts(m, rows, s, row), sum_parts(m, rows, s, row + 1));
+      const float2 sum = HEAD_INT8 ? make_float2(quantised_row<true>(m, rows, row, scale->of(m, task, rows, row)), 0) : make_float2(sum_parts(m, rows, s, row), sum_parts(m, rows, s, row + 1));
       const float logits[2] = {sum.x * factor, sum.y * factor};
 #pragma unroll
       for (u32 i = 0; i < EACH; i++) {
