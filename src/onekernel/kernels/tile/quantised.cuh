@@ -25,6 +25,8 @@
 constexpr float LEAST = 1e-5f, LEAST_BEFORE_NORM = 1e-10f;  // of the largest absolute input
 constexpr float FINE = 254.0f;  // steps of a fine value in one coarse: half a step either way fits an int8
 constexpr u32 GROUPS = SCALE_GROUP == 0 ? 1 : 128 / (SCALE_GROUP + (SCALE_GROUP == 0));  // scales of a unit's row
+template <bool INT8>
+constexpr bool GROUPED = !INT8 && SCALE_GROUP > 0;
 constexpr u32 LAST_WARP = MK_WARPS - 1, TAKERS = LAST_WARP * WARP;  // no other warp has fewer units
 constexpr u32 MOST_FOURS = 4, ROUND_FOURS = MOST_FOURS * TAKERS;    // of values that a thread, and all, keep in registers
 
@@ -88,13 +90,14 @@ __device__ __forceinline__ float root_of(const Machine& m, const Quantised& own,
 }
 
 // Makes four weighted inputs int8, the four of place `four`, and returns them.
-__device__ __forceinline__ u32 put_bytes(const Machine& m, bool fine, u32 four, const float4& t, float inverse) {
+template <bool INT8>
+__device__ __forceinline__ u32 put_bytes(const Machine& m, u32 four, const float4& t, float inverse) {
   const float4 y = make_float4(__fmul_rn(t.x, inverse), __fmul_rn(t.y, inverse), __fmul_rn(t.z, inverse), __fmul_rn(t.w, inverse));
   const float4 whole = make_float4(to_whole(y.x), to_whole(y.y), to_whole(y.z), to_whole(y.w));
   const u32 bytes = four_bytes(whole.x, whole.y, whole.z, whole.w);
   u32* x = m.shared.x() + four;
   x[0] = bytes;
-  if (HEAD_INT8 && fine) {
+  if (INT8) {
     // What the rounding of y left, in fine steps.
     const auto rest = [](float y, float whole) { return to_whole(__fmul_rn(y - (whole - WHOLE_STEPS), FINE)); };
     x[m.header.max_inputs / 4] = four_bytes(rest(y.x, whole.x), rest(y.y, whole.y), rest(y.z, whole.z), rest(y.w, whole.w));
@@ -114,11 +117,11 @@ __device__ __forceinline__ void put_groups(const Quantised& own, u32 bytes, u32 
 // units), then the fine ones if it is the head. All consumers call it. What else there is to say of the inputs is in
 // `Quantised` after the next meeting, but for `total`, the
 // sum of a warp's int8 values.
-template <u32 WIDTH>
+template <bool INT8, u32 WIDTH>
 __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u32 columns, bool ok, i32& total) {
   const Quantised own(m);
   const u32 fours = task.inputs / 4, all = columns / 4;
-  const bool normed = task.norm != 0, fine = HEAD_INT8 && task.flags & FLAG_INT8;
+  const bool normed = task.norm != 0;
   if (warp_index() == LAST_WARP) {
     barrier_sync(CONSUMER_BARRIER, CONSUMERS);
     float divisor = inverse_of(own);
@@ -167,23 +170,23 @@ __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u
   if (WIDTH == MOST_FOURS) {
 #pragma unroll 1
     for (u32 four = threadIdx.x; four < first; four += TAKERS) {
-      const u32 bytes = put_bytes(m, fine, four, own.earlier()[four], inverse);
+      const u32 bytes = put_bytes<INT8>(m, four, own.earlier()[four], inverse);
       total = add_bytes(bytes, total);
-      if (SCALE_GROUP > 0 && !fine) put_groups(own, bytes, four);
+      if (GROUPED<INT8>) put_groups(own, bytes, four);
     }
   }
   // Whole units: all lanes of a warp go on together. Columns behind the inputs have weight 0 and are 0 themselves.
   u32 bytes[WIDTH] = {};
 #pragma unroll
   for (u32 i = 0; i < WIDTH; i++)
-    if (first + i * TAKERS < all) bytes[i] = put_bytes(m, fine, first + i * TAKERS, t[i], inverse);
+    if (first + i * TAKERS < all) bytes[i] = put_bytes<INT8>(m, first + i * TAKERS, t[i], inverse);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
 #pragma unroll
   for (u32 i = 0; i < WIDTH; i++) {
     total = add_bytes(bytes[i], total);
-    if (SCALE_GROUP > 0 && !fine && first + i * TAKERS < all) put_groups(own, bytes[i], first + i * TAKERS);
+    if (GROUPED<INT8> && first + i * TAKERS < all) put_groups(own, bytes[i], first + i * TAKERS);
   }
-  if (SCALE_GROUP == 0) total = static_cast<i32>(warp_sum(static_cast<u32>(total)));
+  if (!INT8 && SCALE_GROUP == 0) total = static_cast<i32>(warp_sum(static_cast<u32>(total)));
   return ok;
 }
 
@@ -210,7 +213,6 @@ __device__ __forceinline__ u32 pairs_of(u32 k_units) { return min((k_units + 1) 
 template <bool INT8>
 struct Multiplier {
   static constexpr u32 PARTS = INT8 ? 1 : 4, CHUNKS = INT8 ? 2 : 8;  // CHUNKS: 16 bytes of inputs for a unit
-  static constexpr bool GROUPED = !INT8 && SCALE_GROUP > 0;
   // Of product i, times 4^i: rows lane / 4 and + 8, columns lane % 4 * 2 and + 1. Without groups they go on from row tile to
   // row tile, and a tile's are what was added since the one before: zeros would be as many instructions as a unit.
   i32 sums[PARTS][4] = {}, before[4] = {};
@@ -245,20 +247,20 @@ struct Multiplier {
         mma_u8s8(sums[(2 * half + 1) % PARTS], w.x & odd, w.y & odd, w.z & odd, w.w & odd, b[half].z, b[half].w);
       }
     }
-    if (GROUPED) {
+    if (GROUPED<INT8>) {
 #pragma unroll
       for (u32 group = 0; group < GROUPS; group++)
         put(parts + (here * GROUPS + group) * rows + row, group * PARTS / GROUPS, PARTS / GROUPS);
     }
     k += step;
-    if (GROUPED || k < k_units) return;
+    if (GROUPED<INT8> || k < k_units) return;
     const u32 odd_start = tile / QUANTISED_ROWS & k_units & 1;  // the tile begins with a pair's second unit
     put(parts + part_at(row, (here + odd_start) / 2 % MK_WARPS), 0, PARTS);
   }
 
   // Stores what `count` products from `first` on have added. The codes' offset is still in it.
   __device__ __forceinline__ void put(i32* to, u32 first, u32 count) {
-    constexpr u32 STEP = GROUPED ? 1 : PART_SLOTS;  // from row to row, of every eighth
+    constexpr u32 STEP = GROUPED<INT8> ? 1 : PART_SLOTS;  // from row to row, of every eighth
     i32 sum[4] = {};
 #pragma unroll
     for (u32 i = 0; i < PARTS; i++) {
@@ -266,10 +268,10 @@ struct Multiplier {
 #pragma unroll
       for (u32 c = 0; c < 4; c++) {
         sum[c] += sums[i][c] >> 2 * i;
-        if (GROUPED) sums[i][c] = 0;
+        if (GROUPED<INT8>) sums[i][c] = 0;
       }
     }
-    if (!GROUPED) {
+    if (!GROUPED<INT8>) {
 #pragma unroll
       for (u32 c = 0; c < 4; c++) {
         const i32 now = sum[c];
@@ -323,7 +325,7 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
   const Quantised own(m);
   const i32* parts = reinterpret_cast<const i32*>(m.shared.partial());
   const float divisor = *own.divisor();
-  if (!INT8 && SCALE_GROUP > 0) {
+  if (GROUPED<INT8>) {
     const u32 groups = rows.k_units * GROUPS;
     const float* scales = own.scales() + row / QUANTISED_ROWS * groups * QUANTISED_ROWS + row % QUANTISED_ROWS;
     float total = 0;
@@ -363,29 +365,39 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
   return __fmul_rn(value, factor);  // by itself: fused with what it is added to, it would have bits of its own
 }
 
-// The scales of a run's rows without groups. A thread has that of its row from the beginning; rows that it has CONSUMERS
+// With groups: starts copying the scales of a run's rows; they are there after this thread's wait and a meeting.
+__device__ __forceinline__ void fetch_scales(const Machine& m, const Task& task, const Rows& rows) {
+  const u32 of_row = rows.k_units * GROUPS;
+  const float4* source = reinterpret_cast<const float4*>(scales_of(m, task, rows.first, of_row));
+  float4* to = reinterpret_cast<float4*>(Quantised(m).scales());
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < rows.count * of_row / 4; i += CONSUMERS) async_copy(to + i, source + i, true);
+  async_copies_commit();
+}
+
+// Without groups: the scales of a run's rows. A thread has that of its row from the beginning; rows that it has CONSUMERS
 // after that are rare.
+template <bool INT8>
 struct RowScale {
   float own = 0;
 
   __device__ __forceinline__ RowScale(const Machine& m, const Task& task, const Rows& rows) {
-    const bool one = SCALE_GROUP == 0 || (HEAD_INT8 && task.flags & FLAG_INT8);
-    if (one && threadIdx.x < rows.count) own = *scales_of(m, task, rows.first + threadIdx.x, 1);
+    if (!GROUPED<INT8> && threadIdx.x < rows.count) own = *scales_of(m, task, rows.first + threadIdx.x, 1);
   }
 
   __device__ __forceinline__ float of(const Machine& m, const Task& task, const Rows& rows, u32 row) const {
-    return row == threadIdx.x ? own : *scales_of(m, task, rows.first + row, 1);
+    return GROUPED<INT8> || row == threadIdx.x ? own : *scales_of(m, task, rows.first + row, 1);
   }
 };
 
 // Calls give(row, value) for each pair of neighbouring rows; see for_row_pairs.
 template <class Give>
-__device__ __forceinline__ void for_quantised_pairs(const Machine& m, const Task& task, const Rows& rows, const RowScale& scale, Give give) {
+__device__ __forceinline__ void for_quantised_pairs(const Machine& m, const Task& task, const Rows& rows, const RowScale<false>& scale, Give give) {
 #pragma unroll 1
   for (u32 i = threadIdx.x; i - lane_index() < rows.count; i += CONSUMERS) {
     const u32 row = min(i, rows.count);
     float value = 0;
-    if (row < rows.count) value = quantised_row<false>(m, rows, row, SCALE_GROUP == 0 ? scale.of(m, task, rows, row) : 0);
+    if (row < rows.count) value = quantised_row<false>(m, rows, row, scale.of(m, task, rows, row));
     float2 pair = make_float2(value, shuffle_down(value, 1));
     const bool even = row < rows.count && row % 2 == 0;
     if (even) pair = add_bias(m, task, pair, rows.first + row);
@@ -395,11 +407,10 @@ __device__ __forceinline__ void for_quantised_pairs(const Machine& m, const Task
 
 // Takes, multiplies, and calls finish(rows, scale), by all consumers, for each run of rows. The layers' phases are one run
 // each; an int8 head takes as many row tiles at once as end with a stage and have room for their sums.
-template <class Finish>
+template <bool INT8, class Finish>
 __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, Finish finish) {
-  const bool int8 = HEAD_INT8 && task.flags & FLAG_INT8;
   u32 run = task.count;
-  if (int8) {
+  if (INT8) {
     u32 step = 1;
     while (step * task.k_units % QUANTISED_STAGE_UNITS != 0) step++;
     run = m.header.max_rows / 2 / QUANTISED_ROWS / step * step;
@@ -412,26 +423,19 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     const Rows rows{(task.first + tile) * QUANTISED_ROWS, tiles * QUANTISED_ROWS, task.k_units, 4};
     // Weights and scales are there, as a rule, before the inputs are.
     const Units units = take_units(m, ok);
-    const RowScale scale(m, task, rows);
+    const RowScale<INT8> scale(m, task, rows);
     if (tile == 0) {
-      const u32 columns = task.k_units * (int8 ? 32 : 128);
-      ok = columns <= 2 * 4 * TAKERS ? take_fours<2>(m, task, columns, ok, total) : take_fours<MOST_FOURS>(m, task, columns, ok, total);
+      const u32 columns = task.k_units * (INT8 ? 32 : 128);
+      ok = columns <= 2 * 4 * TAKERS ? take_fours<INT8, 2>(m, task, columns, ok, total)
+                                     : take_fours<INT8, MOST_FOURS>(m, task, columns, ok, total);
       m.mark(Mark::TAKEN);
     }
-    if (SCALE_GROUP > 0 && !int8) {
-      const u32 of_row = task.k_units * GROUPS;
-      const float* scales = scales_of(m, task, rows.first, of_row);
-#pragma unroll 1
-      for (u32 i = threadIdx.x; i < rows.count * of_row / 4; i += CONSUMERS)
-        async_copy(reinterpret_cast<float4*>(Quantised(m).scales()) + i, reinterpret_cast<const float4*>(scales) + i, true);
-      async_copies_commit();
-    }
-    ok = int8 ? multiply_quantised<true>(m, tiles, task.k_units, units, ok)
-              : multiply_quantised<false>(m, tiles, task.k_units, units, ok);
+    if (GROUPED<INT8>) fetch_scales(m, task, rows);
+    ok = multiply_quantised<INT8>(m, tiles, task.k_units, units, ok);
     m.mark(Mark::MULTIPLIED);
-    if (SCALE_GROUP > 0) {
+    if (GROUPED<INT8>) {
       async_copies_wait<0>();
-    } else if (lane_index() == 0) {
+    } else if (!INT8 && lane_index() == 0) {
       Quantised(m).totals()[warp_index()] = total;
     }
     if (!m.meet(ok)) return false;

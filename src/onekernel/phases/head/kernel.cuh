@@ -59,7 +59,7 @@ __device__ __forceinline__ void start_bests(const Machine& m) {
 }
 
 // `scale`: of an int8 head.
-__device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows, const RowScale* scale = nullptr) {
+__device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows, const RowScale<true>* scale = nullptr) {
   constexpr u32 EACH = HEAD_INT8 ? 1 : 2;
   if (EACH * (threadIdx.x - lane_index()) >= rows.count) return;  // a run has rows for few of the warps
 #pragma unroll 1
