@@ -217,6 +217,7 @@ struct Multiplier {
   // row tile, and a tile's are what was added since the one before: zeros would be as many instructions as a unit.
   i32 sums[PARTS][4] = {}, before[4] = {};
   const u8* x;  // this lane's inputs of unit 0 of a row tile
+  i32* parts;   // where its sums of the run's first row tile belong
   u32 lane = kept(lane_index());
   u32 k = 2 * warp_index();  // of the warp's next unit in its row tile; from k_units on, of one in a later row tile
   u32 tile = 0;              // that row tile's first row
@@ -226,41 +227,47 @@ struct Multiplier {
       : k_units(units), rows(row_tiles * QUANTISED_ROWS) {
     const u8* own = reinterpret_cast<const u8*>(m.shared.x());
     x = INT8 ? own + (lane / 4 % 2) * m.header.max_inputs + lane % 4 * 8 : own + lane % 4 * 16;
+    parts = reinterpret_cast<i32*>(m.shared.partial()) + lane / 4;
   }
 
-  // Adds a unit; the warp's next one comes `step` units after it.
-  __device__ __forceinline__ void add(const Machine& m, const uint4& w, u32 step) {
+  __device__ __forceinline__ void settle() {
 #pragma unroll 1
     for (; k >= k_units; k -= k_units) tile += QUANTISED_ROWS;
-    const u32 here = k, row = tile + lane / 4;
-    const u8* at = x + k * (CHUNKS * 16);
-    i32* const parts = reinterpret_cast<i32*>(m.shared.partial());
-    if (INT8) {
-      const uint2 b = *reinterpret_cast<const uint2*>(at);
-      mma_s8s8(sums[0], w.x, w.y, w.z, w.w, b.x, b.y);
-    } else {
-      const uint4 b[2] = {*reinterpret_cast<const uint4*>(at), *reinterpret_cast<const uint4*>(at + 64)};
+  }
+
+  // Adds COUNT neighbouring units of one row tile; the warp's next unit comes `step` units after the first.
+  template <u32 COUNT>
+  __device__ __forceinline__ void add(const uint4 (&w)[COUNT], u32 step) {
+    settle();
+    const u32 here = k;
+    const u8* at = x + here * (CHUNKS * 16);
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+      if (INT8) {
+        const uint2 b = *reinterpret_cast<const uint2*>(at + i * 32);
+        mma_s8s8(sums[0], w[i].x, w[i].y, w[i].z, w[i].w, b.x, b.y);
+        continue;
+      }
+      const uint4 b[2] = {*reinterpret_cast<const uint4*>(at + i * 128), *reinterpret_cast<const uint4*>(at + i * 128 + 64)};
 #pragma unroll
       for (u32 half = 0; half < 2; half++) {
         const u32 even = 0x03030303u << 4 * half, odd = even << 2;
-        mma_u8s8(sums[2 * half % PARTS], w.x & even, w.y & even, w.z & even, w.w & even, b[half].x, b[half].y);
-        mma_u8s8(sums[(2 * half + 1) % PARTS], w.x & odd, w.y & odd, w.z & odd, w.w & odd, b[half].z, b[half].w);
+        mma_u8s8(sums[2 * half % PARTS], w[i].x & even, w[i].y & even, w[i].z & even, w[i].w & even, b[half].x, b[half].y);
+        mma_u8s8(sums[(2 * half + 1) % PARTS], w[i].x & odd, w[i].y & odd, w[i].z & odd, w[i].w & odd, b[half].z, b[half].w);
       }
-    }
-    if (GROUPED<INT8>) {
+      if (!GROUPED<INT8>) continue;
 #pragma unroll
       for (u32 group = 0; group < GROUPS; group++)
-        put(parts + (here * GROUPS + group) * rows + row, group * PARTS / GROUPS, PARTS / GROUPS);
+        put(parts + ((here + i) * GROUPS + group) * rows + tile, group * PARTS / GROUPS, PARTS / GROUPS);
     }
     k += step;
     if (GROUPED<INT8> || k < k_units) return;
-    const u32 odd_start = tile / QUANTISED_ROWS & k_units & 1;  // the tile begins with a pair's second unit
-    put(parts + part_at(row, (here + odd_start) / 2 % MK_WARPS), 0, PARTS);
+    const u32 odd_start = COUNT == 2 ? 0 : tile / QUANTISED_ROWS & k_units & 1;  // the tile begins with a pair's second unit
+    put(parts + tile * MK_WARPS + (here + odd_start) / 2 % MK_WARPS * QUANTISED_ROWS, 0, PARTS);
   }
 
   // Stores what `count` products from `first` on have added. The codes' offset is still in it.
   __device__ __forceinline__ void put(i32* to, u32 first, u32 count) {
-    constexpr u32 STEP = GROUPED<INT8> ? 1 : PART_SLOTS;  // from row to row, of every eighth
     i32 sum[4] = {};
 #pragma unroll
     for (u32 i = 0; i < PARTS; i++) {
@@ -281,15 +288,16 @@ struct Multiplier {
     }
     if (lane % 4 != 0) return;
     to[0] = sum[0];
-    to[8 * STEP] = sum[2];
+    to[8] = sum[2];
     if (!INT8) return;
-    to[rows * STEP] = sum[1];
-    to[(rows + 8) * STEP] = sum[3];
+    to += rows * MK_WARPS;
+    to[0] = sum[1];
+    to[8] = sum[3];
   }
 };
 
 // Multiplies `row_tiles` row tiles, which start at a whole stage, of which the warp has `units` already, and leaves
-// whole-number sums in shared.partial: as product.cuh lays out parts, for int8 those of fine values as rows behind the rows,
+// whole-number sums in shared.partial: (row tiles, MK_WARPS, QUANTISED_ROWS), for int8 twice, the second time of fine values,
 // or with groups (groups, rows). A meeting follows. See multiply_one for `ok`.
 template <bool INT8>
 __device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, Units units, bool ok) {
@@ -298,10 +306,14 @@ __device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u3
 #pragma unroll 1
   for (;; left -= static_cast<i32>(QUANTISED_STAGE_UNITS)) {
     const i32 own_left = left - static_cast<i32>(2 * warp_index());
+    if (k_units % 2 == 0) {
+      if (own_left > 0) own.template add<2>({units.first, units.second}, QUANTISED_STAGE_UNITS);
+    } else {
 #pragma unroll 1
-    for (u32 i = 0; i < 2 && static_cast<i32>(i) < own_left; i++) {
-      own.add(m, units.first, i == 0 ? 1 : QUANTISED_STAGE_UNITS - 1);
-      units.first = units.second;
+      for (u32 i = 0; i < 2 && static_cast<i32>(i) < own_left; i++) {
+        own.template add<1>({units.first}, i == 0 ? 1 : QUANTISED_STAGE_UNITS - 1);
+        units.first = units.second;
+      }
     }
     if (left <= static_cast<i32>(QUANTISED_STAGE_UNITS)) return ok;
     units = take_units(m, ok);
@@ -338,20 +350,20 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
     return divide_ordinary(total, divisor);
   }
   const u32 count = pairs_of(rows.k_units);
-  const auto sum_of = [&](u32 of) {
+  // Every second row tile begins with its second part: the same part of neighbouring ones lies in the same banks.
+  const u32 tile = row / QUANTISED_ROWS, swap = tile % 2;
+  const i32* of_row = parts + tile * (QUANTISED_ROWS * MK_WARPS) + row % QUANTISED_ROWS;
+  const auto sum_of = [&](const i32* from) {
     i32 sum = 0;
 #pragma unroll
-    for (u32 c = 0; c < PART_CHUNKS; c++) {
-      const uint4 v = *reinterpret_cast<const uint4*>(parts + part_chunk(of, c));
-      const u32 four[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (u32 i = 0; i < 4; i++) sum += c * 4 + i < count ? static_cast<i32>(four[i]) : 0;
-    }
+    for (u32 part = 0; part < MK_WARPS; part++)
+      if ((part ^ swap) < count) sum += from[(part ^ swap) * QUANTISED_ROWS];
     return sum;
   };
   float value;
   if (INT8) {
-    value = static_cast<float>(sum_of(row)) + divide_ordinary(static_cast<float>(sum_of(rows.count + row)), FINE);
+    value = static_cast<float>(sum_of(of_row)) +
+            divide_ordinary(static_cast<float>(sum_of(of_row + rows.count * MK_WARPS)), FINE);
   } else {
     i32 offset = 0;
 #pragma unroll
@@ -359,7 +371,7 @@ __device__ __forceinline__ float quantised_row(const Machine& m, const Rows& row
       const uint4 v = *reinterpret_cast<const uint4*>(own.totals() + w);
       offset += static_cast<i32>((v.x + v.y) + (v.z + v.w));
     }
-    value = static_cast<float>(sum_of(row) - offset);
+    value = static_cast<float>(sum_of(of_row) - offset);
   }
   const float factor = divide_ordinary(scale, divisor);
   return __fmul_rn(value, factor);  // by itself: fused with what it is added to, it would have bits of its own
