@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import torch
 from decode import DeviceDummy, read_roofline
@@ -48,27 +48,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--windows", type=windows_of, nargs="+", metavar="S,L,N,...", help="default: the plan's")
-    parser.add_argument("--block-pages", type=int, nargs="+", default=[4])
+    parser.add_argument("--block-pages", type=int, nargs="+", help="default: the engine's")
     parser.add_argument("--partition", choices=STRATEGIES, nargs="+", default=["balanced"])
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
 
 
-def launch_us(megakernel: Megakernel, windows: Windows, prompt: int, new: int) -> float:
+def launch_us(megakernel: Megakernel, windows: Windows, prompt: int, new: int, block_pages: int | None = None) -> float:
     """Return microseconds per token of one launch, by events around it."""
     table = torch.arange(megakernel.plan.limits.table_pages, dtype=torch.int32, device=megakernel.device)[None]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    megakernel.launch([1], [prompt - 1], table, new, windows=windows)
+    megakernel.launch([1], [prompt - 1], table, new, windows=windows, block_pages=block_pages)
     end.record()
     end.synchronize()
     megakernel.check()
     return float(begin.elapsed_time(end)) * 1e3 / new
 
 
-def megakernels(
-    base: Plan, packed: PackedModel, strategies: list[Strategy], block_pages: list[int]
-) -> Iterator[tuple[str, Megakernel]]:
+def megakernels(base: Plan, packed: PackedModel, strategies: list[Strategy]) -> Iterator[tuple[str, Megakernel]]:
     """Yield a kernel for each plan on the same weights and cubin."""
     device = str(packed.arena.device)
     limits = base.limits
@@ -81,17 +79,12 @@ def megakernels(
     )
     kernel = load_kernel(shape.spec(architecture(facts(device))), device)
     cache = KVCache.allocate(base.config, limits.num_pages, torch.bfloat16, device)
-    for strategy, pages in itertools.product(strategies, block_pages):
-        plan = make_plan(
-            base.config,
-            replace(limits, block_pages=pages),
-            partition=strategy,
-            active_fraction=base.active_fraction,
-        )
+    for strategy in strategies:
+        plan = make_plan(base.config, limits, partition=strategy, active_fraction=base.active_fraction)
         if plan.layout != base.layout or plan.shared.stages < shape.stages:
-            print(f"{strategy}, {pages} pages a block: another layout of weights or shared memory; left out")
+            print(f"{strategy}: another layout of weights or shared memory; left out")
             continue
-        yield f"{strategy:<9} block {pages:>2}", Megakernel(plan, packed, cache, kernel, shape)
+        yield strategy, Megakernel(plan, packed, cache, kernel, shape)
 
 
 def main() -> None:
@@ -110,12 +103,15 @@ def main() -> None:
     kv_bytes = config.kv_bytes_per_token() * (args.prompt + args.new // 2)
     floor_us = (base.bytes_per_token + kv_bytes) / roofline.gbps / 1e3
     print(f"{args.model}: {floor_us:.0f} us at {roofline.gbps:.0f} GB/s, {len(base.phases)} phases", flush=True)
-    for name, megakernel in megakernels(base, packed, args.partition, args.block_pages):
-        for windows in args.windows or [Windows.of(megakernel.plan)]:
-            samples = sorted(launch_us(megakernel, windows, args.prompt, args.new) for _ in range(args.repeats + 1))
+    for name, megakernel in megakernels(base, packed, args.partition):
+        blocks = args.block_pages or [megakernel.plan.block_pages_after(args.prompt)]
+        for pages, windows in itertools.product(blocks, args.windows or [Windows.of(megakernel.plan)]):
+            samples = sorted(
+                launch_us(megakernel, windows, args.prompt, args.new, pages) for _ in range(args.repeats + 1)
+            )
             median = samples[args.repeats // 2]
             setting = "windows " + ",".join(str(value) for value in astuple(windows))
-            print(f"{name} {setting}: {median:.1f} us, {100 * floor_us / median:.1f} %", flush=True)
+            print(f"{name} block {pages} {setting}: {median:.1f} us, {100 * floor_us / median:.1f} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -165,10 +165,12 @@ class Reference:
     model: Model
     context: int = CONTEXT
     """Tokens that the RoPE table is made for; only dynamic scaling looks at it."""
+    step: int = 1
+    """Tokens of an answer at once. Packed weights are unpacked for each step: long answers want many."""
     _exact: Model | None = None
 
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-        """Return logits, (len(answer), vocab_size), before each token of an answer that is given: one token a step."""
+        """Return logits, (len(answer), vocab_size), before each token of an answer that is given."""
         config, device = self.model.config, self.model.device
         table = torch.arange(-(-self.context // 64))
         cache = KVCache.allocate(config, len(table), self.model.dtype, str(device))
@@ -176,9 +178,10 @@ class Reference:
         rope = rope_table(config, self.context).to(device)
         for start in range(0, len(prompt) - 1, 512):
             self.model.extend(prompt[start : min(start + 512, len(prompt) - 1)], Place(cache, table, rope, start))
+        tokens = [prompt[-1], *answer[:-1]]
         rows = [
-            self.model.logits([token], Place(cache, table, rope, len(prompt) - 1 + step))
-            for step, token in enumerate([prompt[-1], *answer[:-1]])
+            self.model.logits(tokens[first : first + self.step], Place(cache, table, rope, len(prompt) - 1 + first))
+            for first in range(0, len(tokens), self.step)
         ]
         return torch.cat(rows).cpu()
 
@@ -186,7 +189,7 @@ class Reference:
         """The same in float32."""
         if self._exact is None:
             self._exact = Model(self.model.config, InFloat32(self.model.weights))
-        return Reference(self._exact, self.context).logits(prompt, answer)
+        return Reference(self._exact, self.context, self.step).logits(prompt, answer)
 
     def check_greedy(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Demand that each token is the likeliest one in float32, or within the noise of it."""

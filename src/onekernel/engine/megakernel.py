@@ -44,8 +44,9 @@ class Slot:
 class Windows:
     """Ring stages on their way at once: `short` in phases of up to `long_phase` stages for a CTA, else `long`.
 
-    In phases of more than `deep_phase` stages it is `deep` from stage `deep_from` on. While the ring is full, L2 is
-    asked for up to `lead` stages more, one each `pace` cycles. docs/findings/decode.md has what was measured.
+    In phases of more than `deep_phase` stages it is `deep` from stage `deep_from` on, as in attention to more than two
+    pieces of the cache. While the ring is full, L2 is asked for up to `lead` stages more, one each `pace` cycles.
+    docs/findings/decode.md has what was measured.
     """
 
     short: int = 2
@@ -86,7 +87,6 @@ class Megakernel:
         sequences = plan.limits.sequences
         self.plan, self.kernel, self.shape, self.device = plan, kernel, shape, device
         self.packed, self.cache = packed, cache
-        self._header = plan.header.tobytes()
         self._windows = Windows.of(plan)
         self._tasks = torch.from_numpy(plan.tasks.view(np.uint8).reshape(-1).copy()).to(device)
         self.exchange = torch.zeros(plan.exchange_words, dtype=torch.int64, device=device)
@@ -100,6 +100,12 @@ class Megakernel:
         self.watch = Watch.create(device, plan.limits.ctas, shape.threads)
         self._untraced = TraceBuffer(torch.zeros(plan.limits.ctas, 2, _NO_ROOM, dtype=torch.int64, device=device), 0)
         self._end = torch.cuda.Event() if pinned else None
+
+    def _header(self, block_pages: int | None) -> bytes:
+        header = self.plan.header.copy()
+        if block_pages is not None:
+            header["block_pages"] = block_pages
+        return header.tobytes()
 
     @property
     def shared_bytes(self) -> int:
@@ -119,13 +125,15 @@ class Megakernel:
         want_logits: bool = False,
         stop_after: int = NO_PHASE,
         windows: Windows | None = None,
+        block_pages: int | None = None,
         trace: TraceBuffer | None = None,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
         """Start making up to `limit` tokens after `first_tokens`, which stand at `positions`.
 
         page_table: (sequences, table_pages) int32 on the device; each sequence's pages cover positions + limit tokens.
-        `choosing` says for each sequence how its tokens are chosen; without it all are greedy.
+        `choosing` says for each sequence how its tokens are chosen; without it all are greedy. `block_pages`: how the
+        cache is shared out, see `Plan.block_pages_after`; default: the plan's.
         `stop_after` is a phase after which the kernel leaves, for tests. `trace` needs a kernel built to be traced.
         Raises ConfigError for more than MAX_STOP_IDS ids or a limit outside 1 to MAX_LAUNCH_TOKENS.
         """
@@ -144,7 +152,7 @@ class Megakernel:
         if stop_ids:
             self._stop_ids[: len(stop_ids)] = torch.tensor(sorted(stop_ids), dtype=torch.int32)
         args: list[Arg] = [
-            self._header,
+            self._header(block_pages),
             self._tasks,
             self.packed.arena,
             self.packed.constants,

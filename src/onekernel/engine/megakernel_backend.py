@@ -119,7 +119,13 @@ class MegakernelBackend(PagedBackend):
         """Yield the tokens of one launch, which runs ahead; what it made beyond the last one taken does not count."""
         known_to_kernel = sorted(stop_ids)[:MAX_STOP_IDS]
         self.megakernel.launch(
-            own.tokens[-1:], [own.length], table, limit, stop_ids=known_to_kernel, choosing=[choosing]
+            own.tokens[-1:],
+            [own.length],
+            table,
+            limit,
+            stop_ids=known_to_kernel,
+            choosing=[choosing],
+            block_pages=self.megakernel.plan.block_pages_after(own.prompt_tokens),
         )
         running = RunningLaunch(self.megakernel, self.patience)
         try:

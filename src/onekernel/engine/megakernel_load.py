@@ -29,6 +29,9 @@ from onekernel.weights.arena import UNIT_BYTES
 
 FEWEST_WARPS = 8
 """Computing warps of a CTA where shared memory has no room for more."""
+_SMALL_LAYER_WARPS = 12
+_SMALL_LAYER_BYTES = 100_000
+"""Of a CTA. Below, twelve warps are faster than sixteen: what each does once a phase costs more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,10 @@ def first_plan(
         fractions.append(active_fraction)
     if sparse != "on":
         fractions.append(None)
-    warp_counts = dict.fromkeys((consumer_warps(arch, limits.sequences), FEWEST_WARPS))
+    warps = consumer_warps(arch, limits.sequences)
+    if config.ternary is None and _layer_bytes(config) <= _SMALL_LAYER_BYTES * limits.ctas:
+        warps = min(warps, _SMALL_LAYER_WARPS)
+    warp_counts = dict.fromkeys((warps, FEWEST_WARPS))
     for fraction, warps in itertools.product(fractions, warp_counts):
         tried = replace(limits, consumer_warps=warps, stage_bytes=warps * UNIT_BYTES)
         try:
@@ -98,6 +104,12 @@ def first_plan(
         except OverflowError as error:
             raise ConfigError(f"the model is too large for a plan, whose offsets have 32 bits: {error}") from None
     raise refused
+
+
+def _layer_bytes(config: ModelConfig) -> int:
+    """Return the bytes of a dense layer's matrices."""
+    heads = config.num_attention_heads + config.num_key_value_heads
+    return 2 * config.hidden_size * (2 * heads * config.head_dim + 3 * config.intermediate_size)
 
 
 def assemble(

@@ -16,6 +16,7 @@ from onekernel.engine.request import CancelToken
 from onekernel.engine.running_launch import Patience, RunningLaunch
 from onekernel.measure.marks import HEAD_WORDS
 from onekernel.measure.timeline import Timeline, read_timeline
+from onekernel.plan.chunks import ALONE_PIECES
 from onekernel.plan.plan import Plan
 
 WARM_UP_LAUNCHES = 2
@@ -29,9 +30,10 @@ def trace_room(plan: Plan, context: int) -> int:
     """Return the words of a stream that holds every mark of one token of `plan` after `context` tokens."""
     limits, config = plan.limits, plan.config
     weights = int(plan.bytes_per_phase.sum(axis=1).max()) // limits.stage_bytes + len(plan.phases)
-    pieces = (context // 8 + 1) * config.num_key_value_heads * config.num_hidden_layers * limits.sequences
+    heads = config.num_key_value_heads * config.num_hidden_layers * limits.sequences
+    pieces = (context // 8 + 1) * heads // max(1, plan.members) + ALONE_PIECES * heads
     rounds = len(plan.phases) * _MARKS_PER_PHASE * config.num_key_value_heads
-    return HEAD_WORDS + rounds + _MARKS_PER_STAGE * (weights + pieces // max(1, plan.members)) + 64
+    return HEAD_WORDS + rounds + _MARKS_PER_STAGE * (weights + pieces) + 64
 
 
 def trace_token(backend: MegakernelBackend, prompt: Sequence[int], token: int) -> Timeline:
@@ -61,7 +63,8 @@ def trace_launch(
     plan, limit = megakernel.plan, token + 2
     shape = (plan.limits.ctas, 2, trace_room(plan, len(prompt) + limit))
     trace = TraceBuffer(torch.zeros(shape, dtype=torch.int64, device=megakernel.device), token)
-    megakernel.launch([prompt[-1]], [len(prompt) - 1], table, limit, trace=trace)
+    pages = megakernel.plan.block_pages_after(len(prompt))
+    megakernel.launch([prompt[-1]], [len(prompt) - 1], table, limit, block_pages=pages, trace=trace)
     running = RunningLaunch(megakernel, patience)
     try:
         for index in range(limit):

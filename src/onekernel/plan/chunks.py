@@ -8,10 +8,39 @@ from __future__ import annotations
 
 from onekernel.config import PAGE_TOKENS
 
+ALONE_PIECES = 8
+"""Pieces of the cache that one member goes through before it pays to share them out: combine is a hand-over more."""
+_ANSWER_TOKENS = 64
+"""What is taken to follow a prompt when that is decided."""
+_ROW_PAGES = 4
+_KEYS_AND_VALUES_BYTES = 4
+"""Of one value of a head in bf16, in both."""
+
 
 def members_of(ctas: int, kv_heads: int) -> int:
     """Return how many CTAs share a KV head."""
     return max(1, ctas // kv_heads)
+
+
+def piece_tokens(head_dim: int, stage_bytes: int) -> int:
+    """Return the tokens whose keys and values are in one stage of the ring; `piece_tokens` in phases/attention."""
+    tokens = PAGE_TOKENS
+    while tokens * head_dim * _KEYS_AND_VALUES_BYTES > stage_bytes:
+        tokens //= 2
+    return tokens
+
+
+def block_pages_after(prompt_tokens: int, piece: int, members: int) -> int:
+    """Return the pages of a block for an answer to so many tokens, for all of its launches; `piece`: of `piece_tokens`.
+
+    A short prompt has one member for as long as that is fastest. A longer one has all of them, in blocks of a page,
+    which share it out most evenly; of many pages, each a piece, four in a row are faster. The prompt alone decides:
+    bits depend on how the cache is shared out, and must not depend on what else the engine does.
+    """
+    alone = ALONE_PIECES * piece // PAGE_TOKENS
+    if prompt_tokens + _ANSWER_TOKENS < alone * PAGE_TOKENS:
+        return alone
+    return _ROW_PAGES if piece == PAGE_TOKENS and prompt_tokens >= _ROW_PAGES * members * PAGE_TOKENS else 1
 
 
 def blocks(length: int, block_pages: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onekernel.config import ModelConfig
-from onekernel.errors import ConfigError
+from onekernel.errors import ConfigError, DenseOnlyError
 from onekernel.phases.attention import task as attention
 from onekernel.phases.choose import task as choose
 from onekernel.phases.combine import task as combine
@@ -24,7 +24,7 @@ from onekernel.phases.head import task as head
 from onekernel.phases.out import task as out
 from onekernel.phases.qkv import task as qkv
 from onekernel.plan.abi import CHOICE_CTA_WORDS, CHOICE_FIXED_WORDS, HEADER, TASK, Flag, Kind
-from onekernel.plan.chunks import members_of
+from onekernel.plan.chunks import block_pages_after, members_of, piece_tokens
 from onekernel.plan.layout import (
     LAYER_MATRICES,
     SMALL_UNIT_BYTES,
@@ -115,6 +115,11 @@ class Plan:
         """CTAs that share a KV head."""
         return int(self.header["members"])
 
+    def block_pages_after(self, prompt_tokens: int) -> int:
+        """Return the pages of a block of the cache for an answer to so many tokens; see `chunks`."""
+        piece = piece_tokens(self.config.head_dim, self.limits.stage_bytes)
+        return block_pages_after(prompt_tokens, piece, self.members)
+
     @property
     def bytes_per_phase(self) -> npt.NDArray[np.int64]:
         """Bytes of matrices that each CTA reads in each phase of a token, (ctas, phases).
@@ -192,9 +197,9 @@ def make_plan(
     layout = choose_layout(config, tile_rows, limits.max_context, slowest, active_fraction)
     shares = make_partition(config, layout, limits.ctas, partition, order, fraction)
     if any(key[0] == "gate" and share.count.min() < 1 for key, share in shares.products.items()):
-        raise ConfigError(
+        raise DenseOnlyError(
             f"{config.intermediate_size} neurons in tiles of {layout.tile_rows.gate_up} are too few for {limits.ctas} "
-            f"CTAs, each of which must have some: plan the feed-forwards as dense ones"
+            "CTAs, each of which must have some"
         )
     phases = _phases(config, LAYER_KINDS if active_fraction is None else SPARSE_LAYER_KINDS)
     buffers = _buffers(config, limits, layout)
@@ -231,7 +236,7 @@ def _check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -
     if limits.sequences > 1:
         reason = f"they take one sequence, and {limits.sequences} were asked for"
     if reason is not None:
-        raise ConfigError(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
+        raise DenseOnlyError(reason)
 
 
 def _phases(config: ModelConfig, layer_kinds: tuple[Kind, ...]) -> tuple[PhaseInfo, ...]:

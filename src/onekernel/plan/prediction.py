@@ -71,11 +71,12 @@ def _hop_us(plan: Plan, kind: Kind, length: int, speeds: Speeds) -> float:
     """Return how long a phase keeps its consumers from taking weights, with `length` tokens to attend to."""
     if kind == Kind.EMBED:
         return 0.0
+    block_pages = plan.block_pages_after(length)
     if kind == Kind.COMBINE:
-        return speeds.combine_us if chunks(length, plan.members, plan.limits.block_pages) > 1 else 0.0
+        return speeds.combine_us if chunks(length, plan.members, block_pages) > 1 else 0.0
     if kind != Kind.ATTENTION:
         return speeds.hand_over_us
     heads = int(plan.tasks["count"][plan.tasks["kind"] == Kind.ATTENTION].max())
-    tokens = most_tokens(length, plan.members, plan.limits.block_pages) * heads * plan.limits.sequences
+    tokens = most_tokens(length, plan.members, block_pages) * heads * plan.limits.sequences
     read = tokens * plan.config.head_dim * _KEYS_AND_VALUES_BYTES
     return speeds.attention_us + read / (speeds.attention_gbps * 1e3)

@@ -50,7 +50,7 @@ def test_for_people_it_is_a_table(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main(["plan", str(write_tiny(tmp_path)), "--ctas", "4", "--validate"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert "4 CTAs of 16 + 1 warps" in lines[1]
+    assert "4 CTAs of 12 + 1 warps" in lines[1]
     kinds = [line.split()[:2] for line in lines[lines.index("") + 2 :]]
     assert kinds == [["embed", "1"], *([kind, "2"] for kind in PER_LAYER), ["head", "1"], ["choose", "1"]]
     assert "the plan is sound" in err
