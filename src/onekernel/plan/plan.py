@@ -333,7 +333,7 @@ def _quantised(
     config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]
 ) -> QuantisedSizes:
     """Return what products of int8 activations keep in shared memory."""
-    most_scales, most_sums = 0, 0
+    most_scales, most_sums, slots = 0, 0, round_up(limits.consumer_warps, 4)
     for kind, matrix in _MATRIX_OF.items():
         column = tasks[:, tasks["kind"][0] == kind]
         place = layout.matrices[matrix, 0]
@@ -341,13 +341,13 @@ def _quantised(
         if place.form == "int8":
             run = quantised_run(place.k_units, limits.consumer_warps)
             rows = round_up(_INT8_RUN, run) * place.tile_rows
-        scales = rows * scales_of_row(config, place)
-        if place.form == "ternary":
-            parts = limits.consumer_warps if config.ternary is None or config.ternary.group is None else scales // rows
-            most_sums = max(most_sums, rows * parts)
-        elif place.form == "int8":
-            most_sums = max(most_sums, 2 * rows * limits.consumer_warps)
-        most_scales = max(most_scales, scales)
+        if place.form == "int8":
+            most_sums = max(most_sums, 2 * rows * slots)
+        elif place.form == "ternary" and (config.ternary is None or config.ternary.group is None):
+            most_sums = max(most_sums, rows * slots)
+        elif place.form == "ternary":
+            scales = rows * scales_of_row(config, place)
+            most_sums, most_scales = max(most_sums, scales), max(most_scales, scales)
     return QuantisedSizes(most_sums, most_scales)
 
 
