@@ -69,8 +69,7 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
       ok = each == 1 ? ok && take_sequence<false, 1>(m, norm, word, pairs, want, x, squares)
                      : ok && take_sequence<false, 2>(m, norm, word, pairs, want, x, squares);
     else
-      ok = each <= 4 ? ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares)
-                     : ok && take_sequence<false, 8>(m, norm, word, pairs, want, x, squares);
+      ok = ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares);
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
     for (u32 i = pairs + threadIdx.x; i < task.k_units * unit_columns / 4; i += CONSUMERS) store_pair(x, i, 0, 0);
