@@ -215,7 +215,7 @@ def test_more_equals_than_the_lists_have_room_for_are_looked_at_together(chooser
         which = Choosing(replace(WARM, **settings))
         compare(it.choices(given, which), reference(given, which))
         assert it.spread == ("top_k" in settings)  # the likeliest are in the lists
-    many, it = peaked(1, 576, scale=0.01), chooser(ctas=36)  # all of them listed, and kept
+    many, it = peaked(3, 576, scale=0.01), chooser(ctas=36)  # all of them listed, and kept
     which = Choosing(replace(WARM, min_p=0.5))
     compare(it.choices(many, which), reference(many, which))
 

@@ -8,8 +8,8 @@ from onekernel.config import PAGE_TOKENS
 from onekernel.errors import ConfigError
 from onekernel.weights.arena import UNIT_BYTES
 
-MAX_CTAS = 1024
-"""Several times as many SMs as any GPU has; tables of far more would take minutes to fill."""
+MAX_CTAS = 256
+"""More than any GPU has SMs. The choosing CTA has room for so many (CTA_ROOM in phases/choose/choice.cuh)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

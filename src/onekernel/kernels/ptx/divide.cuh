@@ -18,10 +18,14 @@ __device__ __forceinline__ float divide_ordinary(float a, float b) {
 #endif
 }
 
-// a / b for any b but 0 and infinities. Every float is an ordinary double; the quotient of two lies at least 2**-49 of its
+// Of a size from 2**-60 to below 2**60.
+__device__ __forceinline__ bool is_ordinary(float value) { return (__float_as_uint(value) >> 23 & 0xff) - 67u < 120u; }
+
+// a / b for any b but 0 and infinities. Ordinary numbers take a quarter of the time. Every float is an ordinary double; the quotient of two lies at least 2**-49 of its
 // size from where rounding to float changes, and 2**-52 is how far the one below may be from it.
 __device__ __forceinline__ float divide(float a, float b) {
 #ifdef __CUDACC__
+  if (is_ordinary(a) && is_ordinary(b)) return divide_ordinary(a, b);
   const double divisor = b;
   double inverse;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(divisor));

@@ -39,7 +39,7 @@ __device__ __forceinline__ u64 order_of(u32 level, u32 token) { return static_ca
 __device__ __forceinline__ u32 level_at(u64 order) { return ~static_cast<u32>(order >> TOKEN_BITS); }
 __device__ __forceinline__ u32 token_at(u64 order) { return static_cast<u32>(order) % (1u << TOKEN_BITS); }
 
-struct Member {
+struct alignas(16) Member {
   u64 order, weight;
 };
 
@@ -119,14 +119,20 @@ struct Choice {
     publish(word, first, tag());
     publish(word + 1, second, tag());
   }
-  __device__ __forceinline__ bool take_pair(const u64* word, u32& first, u32& second) const {
+  // A pair of words as it is now; wait_pair asks again until it has come.
+  static __device__ __forceinline__ Pair ask_pair(const u64* word) { return load_relaxed_gpu(reinterpret_cast<const Pair*>(word)); }
+  __device__ __forceinline__ bool wait_pair(const u64* word, Pair& got) const {
     const u32 want = tag();
-    Pair got{};
-    const bool ok = spin(m.watch, Wait::CHOICE, static_cast<u32>(word - m.launch.choosing.words), want, [&](u64& seen) {
-      got = load_relaxed_gpu(reinterpret_cast<const Pair*>(word));
+    return spin(m.watch, Wait::CHOICE, static_cast<u32>(word - m.launch.choosing.words), want, [&](u64& seen) {
+      if (mismatch(got, want) == 0) return true;
       seen = got.first >> 32 == want ? got.second >> 32 : got.first >> 32;
-      return seen == want;
+      got = ask_pair(word);
+      return false;
     });
+  }
+  __device__ __forceinline__ bool take_pair(const u64* word, u32& first, u32& second) const {
+    Pair got{0, 0};
+    const bool ok = wait_pair(word, got);
     first = static_cast<u32>(got.first);
     second = static_cast<u32>(got.second);
     return ok;

@@ -120,15 +120,16 @@ __device__ __forceinline__ void give_list(const Choice& c, const Task& head, u32
     const float value = rows.at(i);
     return value > minus_infinity() ? order_of(level_of(value), rows.first + i) : NO_LIMIT;
   };
-  // A warp for each candidate: its lanes say how many come before it.
+  // A warp for each candidate: its lanes say how many come before it. Few candidates are at hand.
+  const u64 near = candidate(c.lane()), far = candidate(c.lane() + WARP);
 #pragma unroll 1
   for (u32 i = c.warp(); i < max(count, LISTED); i += MK_WARPS) {
     const u64 order = candidate(i);
     u32 rank = i;
     if (order != NO_LIMIT) {
-      rank = 0;
+      rank = __popc(warp_ballot(near < order)) + __popc(warp_ballot(far < order));
 #pragma unroll 1
-      for (u32 j = c.lane(); j - c.lane() < count; j += WARP) rank += __popc(warp_ballot(candidate(j) < order));
+      for (u32 j = c.lane() + 2 * WARP; j - c.lane() < count; j += WARP) rank += __popc(warp_ballot(candidate(j) < order));
     } else if (all) {
       continue;
     }

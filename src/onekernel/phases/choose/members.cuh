@@ -10,7 +10,7 @@
 constexpr u32 MASS_BITS = 17;
 
 // The CTAs' lists of one kind of values, of which a thread takes LIST_PAIRS pairs of entries at once.
-constexpr u32 LIST_PAIRS = 3, CTA_PAIRS = LISTED / 2;
+constexpr u32 LIST_PAIRS = MK_WARPS < 14 ? 4 : 3, CTA_PAIRS = LISTED / 2;
 struct Lists {
   const Choice& c;
   u32 of;
@@ -48,26 +48,31 @@ struct Lists {
   }
 };
 
-// The place of the first token of the CTA that comes `rank`th of all: so many tokens at least come up to it. All threads.
+// The place of the first token of the CTA that comes `rank`th of all: so many tokens at least come up to it. A warp for each
+// CTA: its lanes say how many come before it.
 __device__ __forceinline__ void find_threshold(const Choice& c, u32 of, u32 rank) {
-  const u32 ctas = c.m.header.ctas, part = c.thread() % 2;
+  const u32 ctas = c.m.header.ctas;
   const u64* firsts = c.shared.firsts[of];
   if (rank >= ctas || ctas * LISTED <= MEMBER_ROOM) return;  // all that is listed
+  u64 theirs[CTA_ROOM / WARP];
+#pragma unroll
+  for (u32 n = 0; n < CTA_ROOM / WARP; n++) theirs[n] = n * WARP + c.lane() < ctas ? firsts[n * WARP + c.lane()] : NO_LIMIT;
+  __syncwarp();
 #pragma unroll 1
-  for (u32 i = c.thread() / 2; i - c.lane() / 2 < ctas; i += CONSUMERS / 2) {
-    const u64 mine = i < ctas ? firsts[i] : NO_LIMIT;
+  for (u32 i = c.warp(); i < ctas; i += MK_WARPS) {
+    const u64 mine = firsts[i];
     u32 before = 0;
-#pragma unroll 4
-    for (u32 j = part; j < ctas; j += 2) before += firsts[j] < mine;
-    before += shuffle_xor(before, 1);
-    if (i < ctas && before == rank - 1 && level_at(mine) != NO_LEVEL) c.shared.thresholds[of] = mine;
+#pragma unroll
+    for (u32 n = 0; n < CTA_ROOM / WARP; n++)
+      if (n * WARP < ctas) before += __popc(warp_ballot(theirs[n] < mine));
+    if (before == rank - 1 && level_at(mine) != NO_LEVEL && c.lane() == 0) c.shared.thresholds[of] = mine;
     __syncwarp();
   }
 }
 
-// Collects what is listed up to a threshold and not further than `least` below the top, and notes what is listed last. False:
-// give up.
-__device__ __forceinline__ bool collect(const Choice& c, u32 of, float least) {
+// Collects what is listed up to a threshold and not further than `least` below the top, and notes what is listed last. `got`:
+// the thread's first pairs, asked for. False: give up.
+__device__ __forceinline__ bool collect(const Choice& c, u32 of, Pair (&got)[LIST_PAIRS], float least) {
   ChoiceShared& shared = c.shared;
   const Lists lists{c, of};
   const u64 threshold = shared.thresholds[of];
@@ -76,8 +81,7 @@ __device__ __forceinline__ bool collect(const Choice& c, u32 of, float least) {
   bool ok = true;
 #pragma unroll 1
   for (u32 first = c.thread(); ok && first - c.lane() < lists.pairs(); first += CONSUMERS * LIST_PAIRS) {
-    Pair got[LIST_PAIRS];
-    lists.ask(first, got);
+    if (first != c.thread()) lists.ask(first, got);
     const bool came = lists.wait(first, got);
     __syncwarp();
     ok = warp_ballot(!came) == 0;
@@ -112,47 +116,62 @@ __device__ __forceinline__ bool collect(const Choice& c, u32 of, float least) {
   return ok;
 }
 
-// One warp: count or mass of the members up to a place; in all lanes.
+// One warp: count or mass of the members up to a place; in all lanes. Nothing branches: lanes that part and meet again would
+// take longer than the sum.
 __device__ __forceinline__ u64 measure_up_to(const Choice& c, const Member* members, u32 count, bool by_mass, u64 place) {
+  const u64 counted = by_mass ? 0 : 1, weighed = by_mass ? NO_LIMIT : 0;
   u64 sum = 0;
-#pragma unroll 4
-  for (u32 i = c.lane(); i < count; i += WARP)
-    if (members[i].order <= place) sum += by_mass ? members[i].weight : 1;
+#pragma unroll 2
+  for (u32 first = 0; first < count; first += WARP) {
+    const Member member = members[min(first + c.lane(), count - 1)];
+    const u64 measure = (member.weight & weighed) | counted;
+    sum += first + c.lane() < count && member.order <= place ? measure : 0;
+  }
   __syncwarp();
   return warp_sum_long(sum);
 }
 
 // Whether it is sure with which member the count or mass reaches `want`, which may be up to `slack` lower; then the cut is
-// there. Each warp measures up to some members, so that few are left between two of them. Begins and ends with a meeting.
+// there. If they are many, each warp measures up to some of them first, so that few are left between two of those. Begins and
+// ends with a meeting.
 __device__ __forceinline__ bool find_member(const Choice& c, u32 count, bool by_mass, u64 want, u64 slack) {
   ChoiceShared& shared = c.shared;
-#pragma unroll 1
-  for (u32 p = c.warp(); p < PIVOTS; p += MK_WARPS) {
-    const u64 place = shared.members[p * count / PIVOTS].order;
-    const u64 sum = measure_up_to(c, shared.members, count, by_mass, place);
-    if (c.lane() == 0) shared.pivots[p] = {place, sum};
-  }
+  const Member* edge = shared.members;
+  u32 edges = count;
+  u64 before = 0;
   if (c.thread() == 0) shared.edges = shared.search.found = 0;
-  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  Member pivot{NO_LIMIT, 0};
-  if (c.lane() < PIVOTS) pivot = shared.pivots[c.lane()];
-  __syncwarp();
-  const bool below = c.lane() < PIVOTS && pivot.weight + slack < want;
-  const u64 after = warp_max_long(below ? pivot.order : 0), before = warp_max_long(below ? pivot.weight : 0);
-  const u64 last = warp_min_long(pivot.weight >= want ? pivot.order : NO_LIMIT);
+  if (count > 4 * MK_WARPS) {
 #pragma unroll 1
-  for (u32 i = c.thread(); i < count; i += CONSUMERS) {
-    const Member mine = shared.members[i];
-    if (mine.order <= after || mine.order > last) continue;
-    const u32 at = fetch_add_cta(&shared.edges, 1);
-    if (at < EDGE_ROOM) shared.edge[at] = mine;
+    for (u32 p = c.warp(); p < PIVOTS; p += MK_WARPS) {
+      const u64 place = shared.members[p * count / PIVOTS].order;
+      const u64 sum = measure_up_to(c, shared.members, count, by_mass, place);
+      if (c.lane() == 0) shared.pivots[p] = {place, sum};
+    }
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    Member pivot{NO_LIMIT, 0};
+    if (c.lane() < PIVOTS) pivot = shared.pivots[c.lane()];
+    __syncwarp();
+    const bool below = c.lane() < PIVOTS && pivot.weight + slack < want;
+    const u64 after = warp_max_long(below ? pivot.order : 0), last = warp_min_long(pivot.weight >= want ? pivot.order : NO_LIMIT);
+    before = warp_max_long(below ? pivot.weight : 0);
+#pragma unroll 1
+    for (u32 i = c.thread(); i < count; i += CONSUMERS) {
+      const Member mine = shared.members[i];
+      if (mine.order <= after || mine.order > last) continue;
+      const u32 at = fetch_add_cta(&shared.edges, 1);
+      if (at < EDGE_ROOM) shared.edge[at] = mine;
+    }
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    edge = shared.edge;
+    edges = shared.edges;
+    if (edges > EDGE_ROOM) return false;
+  } else {
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
-  barrier_sync(CONSUMER_BARRIER, CONSUMERS);
-  const u32 edges = shared.edges;
 #pragma unroll 1
-  for (u32 i = c.warp(); edges <= EDGE_ROOM && i < edges; i += MK_WARPS) {
-    const Member mine = shared.edge[i];
-    const u64 own = by_mass ? mine.weight : 1, sum = before + measure_up_to(c, shared.edge, edges, by_mass, mine.order);
+  for (u32 i = c.warp(); i < edges; i += MK_WARPS) {
+    const Member mine = edge[i];
+    const u64 own = by_mass ? mine.weight : 1, sum = before + measure_up_to(c, edge, edges, by_mass, mine.order);
     if (c.lane() == 0 && sum >= want && sum - own + slack < want) {
       shared.search.cut = mine.order;
       shared.search.found = 1;

@@ -17,27 +17,37 @@ __device__ __forceinline__ u32 members_wanted(const Choice& c, u32 of) {
   return sampling.flags & CHOOSE_TOP_P ? c.m.header.ctas / 16 * 15 : 0;
 }
 
-// All CTAs' highest values, thresholds and masses. `none`: there is no token to choose. False: give up.
-__device__ __forceinline__ bool take_tops(const Choice& c, bool& none) {
+// All CTAs' highest values, thresholds and masses; `none`: there is no token to choose. A round trip takes as long as the rest of
+// the choice, so the first pairs `got` of a kind's lists are asked for at the same time. False: give up.
+__device__ __forceinline__ bool take_tops(const Choice& c, u32 first_of, Pair (&got)[LIST_PAIRS], bool& none) {
   ChoiceShared& shared = c.shared;
   const u32 ctas = c.m.header.ctas;
   Best best{NO_LEVEL, NO_TOKEN};
   u32 logit = NO_LEVEL;
   bool ok = true;
+  Pair masses[2] = {};  // of the thread's first CTA
   if (c.thread() < 2) {
     shared.thresholds[c.thread()] = NO_LIMIT;
     shared.listed[c.thread()] = 0;
   }
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < ctas; cta += CONSUMERS) {
-    u32 level, token, highest, likeliest;
-    ok = c.take_pair(c.block(cta) + CHOICE_TOP, level, token) && c.take_pair(c.block(cta) + CHOICE_TOP + 2, highest, likeliest);
+    const u64* block = c.block(cta);
+    Pair scores = c.ask_pair(block + CHOICE_TOP), logits = c.ask_pair(block + CHOICE_TOP + 2);
+    if (cta == c.thread()) {
+      masses[SCORES] = c.ask_pair(block + CHOICE_MASS);
+      masses[LOGITS] = c.ask_pair(block + CHOICE_MASS + 2);
+      Lists{c, first_of}.ask(c.thread(), got);
+    }
+    ok = c.wait_pair(block + CHOICE_TOP, scores) && c.wait_pair(block + CHOICE_TOP + 2, logits);
     if (!ok) break;
-    best.add(level, token);
+    const u32 level = static_cast<u32>(scores.first), highest = static_cast<u32>(logits.first);
+    best.add(level, static_cast<u32>(scores.second));
     logit = max(logit, highest);
-    shared.firsts[SCORES][cta] = order_of(level, token);
-    shared.firsts[LOGITS][cta] = order_of(highest, likeliest);
+    shared.firsts[SCORES][cta] = order_of(level, static_cast<u32>(scores.second));
+    shared.firsts[LOGITS][cta] = order_of(highest, static_cast<u32>(logits.second));
   }
+  if (c.thread() >= ctas) Lists{c, first_of}.ask(c.thread(), got);
   __syncwarp();
   best.add_warp();
   logit = warp_max(logit);
@@ -64,9 +74,9 @@ __device__ __forceinline__ bool take_tops(const Choice& c, bool& none) {
     u64 mass = 0;
 #pragma unroll 1
     for (u32 cta = c.thread(); ok && cta < ctas; cta += CONSUMERS) {
-      u32 low = 0, high = 0;
-      ok = c.take_pair(c.block(cta) + CHOICE_MASS + 2 * of, low, high);
-      const u64 own = static_cast<u64>(high) << 32 | low;
+      Pair mass_of = cta != c.thread() ? Pair{0, 0} : of == SCORES ? masses[SCORES] : masses[LOGITS];
+      ok = c.wait_pair(c.block(cta) + CHOICE_MASS + 2 * of, mass_of);
+      const u64 own = mass_of.second << 32 | static_cast<u32>(mass_of.first);
       if (!ok || own == 0) continue;
       mass += static_cast<u64>(__fmul_rn(static_cast<float>(own), exp_of(value_of(level_at(shared.firsts[of][cta])) - highest)));
     }
@@ -83,10 +93,10 @@ __device__ __forceinline__ u64 mass_of_all(const Choice& c, u32 of) {
 }
 
 // What is collected of a kind of values: all listed that can matter, by a threshold or by min-p. False: give up.
-__device__ __forceinline__ bool collect_members(const Choice& c, u32 of) {
+__device__ __forceinline__ bool collect_members(const Choice& c, u32 of, Pair (&got)[LIST_PAIRS]) {
   const bool by_value = of == SCORES && members_wanted(c, SCORES) == 0;
   if (c.thread() == 0) c.shared.search.cut = NO_LIMIT;
-  return c.m.meet(collect(c, of, by_value ? c.sampling().least : minus_infinity()));
+  return c.m.meet(collect(c, of, got, by_value ? c.sampling().least : minus_infinity()));
 }
 
 // The choosing CTA looks for the cut of the scores among its members. False: they do not decide.
@@ -119,7 +129,7 @@ __device__ __forceinline__ bool find_in_members(const Choice& c) {
       error = exact ? 0 : (all >> MASS_BITS) + 1;
       want = part_of(sampling.top_p, all + error);
     }
-    const u64 slack = by_mass ? want - part_of(sampling.top_p, all - error) : 0;
+    const u64 slack = 3 * error;  // what it may be lower is under twice the error, but for roundings
     if (by_mass && top_k > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all have read what was found before
     // All are kept if there are fewer, or if p of all is rounded to more.
     if (exact && want > all) {
@@ -149,8 +159,9 @@ __device__ __forceinline__ void draw_member(const Choice& c) {
 }
 
 // Tells the host the token's log probability, and those of the likeliest tokens. Every word carries its own tag and the host
-// looks at each, so it does not matter in which order they and the token's word become visible. False: give up.
-__device__ __forceinline__ bool report(const Choice& c) {
+// looks at each, so it does not matter in which order they and the token's word become visible. `stored`: of the thread's first
+// CTA, asked for. False: give up.
+__device__ __forceinline__ bool report(const Choice& c, Pair stored) {
   const Machine& m = c.m;
   ChoiceShared& shared = c.shared;
   const u32 row = c.token() * SEQUENCES + c.sequence, tag = c.token() + 1, named = c.sampling().logprobs - 1;
@@ -162,8 +173,8 @@ __device__ __forceinline__ bool report(const Choice& c) {
   // The token's logit lies where its owner stored it.
 #pragma unroll 1
   for (u32 cta = c.thread(); ok && cta < m.header.ctas; cta += CONSUMERS) {
-    u32 nothing;
-    ok = c.take_pair(c.block(cta) + CHOICE_STORED, nothing, nothing);
+    if (cta != c.thread()) stored = {0, 0};
+    ok = c.wait_pair(c.block(cta) + CHOICE_STORED, stored);
   }
   fence_gpu();
   if (!m.meet(ok)) return false;
@@ -220,21 +231,27 @@ __device__ __forceinline__ void call_all(const Choice& c, u32 sequence) {
 __device__ __forceinline__ bool choose_in_rounds(const Machine& m, bool chooses) {
 #pragma unroll 1
   for (u32 sequence = 0; sequence < SEQUENCES; sequence++) {
+    Pair got[LIST_PAIRS] = {}, stored{0, 0};
     bool none = false, open = true;
     if (!chooses) {
       if (!await_call(choice_of(m, sequence, false), sequence)) return false;
       if (sequence >= SEQUENCES) break;
     }
     const Choice c = choice_of(m, sequence, chooses);
-    if (chooses && !take_tops(c, none)) return false;
+    const bool filtered = c.filtered();
+    if (chooses && !take_tops(c, filtered ? SCORES : LOGITS, got, none)) return false;
 #pragma unroll 1
     for (u32 of = SCORES; of <= LOGITS && !none; of++) {
       if (chooses) {
-        if (of == SCORES ? !c.filtered() : c.sampling().logprobs == 0) continue;
-        if (of == LOGITS && c.filtered()) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the scores' members are done with
-        if (!collect_members(c, of)) return false;
+        if (of == SCORES ? !filtered : c.sampling().logprobs == 0) continue;
+        if (of == LOGITS && c.thread() < m.header.ctas) stored = c.ask_pair(c.block(c.thread()) + CHOICE_STORED);
+        if (of == LOGITS && filtered) {
+          Lists{c, LOGITS}.ask(c.thread(), got);
+          barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the scores' members are done with
+        }
+        if (!collect_members(c, of, got)) return false;
         if (of == LOGITS) {
-          if (!report(c)) return false;
+          if (!report(c, stored)) return false;
           continue;
         }
         open = !find_in_members(c);
