@@ -121,7 +121,7 @@ class Chooser:
         self._kernel = self._kernel or self.load(self.spec)
         header = np.zeros((), HEADER.dtype)
         values = {"phases": 2, "ctas": self.ctas, "vocab_limit": vocab_limit or vocab}
-        values["partial_at"] = 2 * TASK.dtype.itemsize
+        values["x_at"] = values["partial_at"] = 2 * TASK.dtype.itemsize
         for name, value in {**values, "token_word": 2 * self.ctas * sequences}.items():
             header[name] = value
         tasks = np.zeros((self.ctas, 2), TASK.dtype)

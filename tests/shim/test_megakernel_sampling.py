@@ -20,7 +20,7 @@ from onekernel.device.shim import ShimKernel
 from onekernel.device.shim_build import Build
 from onekernel.engine.choosing import Choosing
 from onekernel.phases.choose.filters import adjust, keep
-from onekernel.plan.abi import Failure
+from onekernel.plan.abi import LISTED, Failure
 from tests import choosing
 from tests.choosing import FIRST, Chooser, compare, peaked, reference
 from tests.shim.conftest import Device
@@ -145,6 +145,61 @@ def test_rows_that_are_arranged_against_the_lists_are_listed_exactly(chooser: Ca
         assert not it.spread
 
 
+def test_members_are_what_comes_up_to_the_first_tokens_of_ctas(chooser: Callable[..., Chooser]) -> None:
+    """With more CTAs than have room for all that they list, most of it is left out, also where levels are equal."""
+    it = chooser(ctas=40, split=5)
+    settings: tuple[dict[str, Any], ...] = (
+        {"top_k": 1},
+        {"top_k": 12},
+        {"top_p": 0.9},
+        {"top_k": 30, "top_p": 0.8},
+        {"min_p": 0.2},
+        {"logprobs": 20, "temperature": 0.0},
+        {"top_k": 9, "min_p": 0.05, "logprobs": 7},
+    )
+    for given in (peaked(2, 2000, scale=4.0), peaked(1, 2000, scale=4.0).round()):
+        for changes in settings:
+            which = Choosing(replace(WARM, **changes))
+            compare(it.choices(given, which), reference(given, which))
+            assert not it.spread, changes
+
+
+@pytest.mark.parametrize("high", [LISTED, LISTED + 1])
+def test_one_cta_may_have_as_many_likely_tokens_as_it_lists(chooser: Callable[..., Chooser], high: int) -> None:
+    given, it = peaked(1, 800), chooser(ctas=4)
+    given[:, 3 : 3 + 2 * high : 2] = 30.0 + 0.1 * peaked(1, high, seed=1)
+    for settings in ({"top_p": 0.5}, {"min_p": 0.1}, {"top_k": high}):
+        which = Choosing(replace(WARM, **settings))
+        compare(it.choices(given, which), reference(given, which))
+    assert it.spread == (high > LISTED)
+    likeliest = Choosing(Sampling(logprobs=LISTED))
+    compare(it.choices(given, likeliest), reference(given, likeliest))
+    assert not it.spread
+
+
+@pytest.mark.parametrize("left", [1, 5, LISTED + 3])
+def test_fewer_tokens_than_are_asked_for_are_all_kept(chooser: Callable[..., Chooser], left: int) -> None:
+    given, mask = peaked(2, VOCAB), torch.zeros(VOCAB, dtype=torch.bool)
+    mask[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(left))[:left]] = True
+    for ctas in (3, 30):
+        it = chooser(ctas=ctas)
+        for settings in ({"top_k": 40}, {"top_k": 40, "top_p": 0.9}, {"top_p": 1 - 1e-9}, {"min_p": 1e-6, "logprobs": 20}):
+            which = Choosing(replace(WARM, **settings), mask=mask)
+            compare(it.choices(given, which), reference(given, which))
+
+
+def test_a_cut_by_mass_lies_among_many_members(chooser: Callable[..., Chooser]) -> None:
+    """All tokens; of equal weights, and of one heavy one and dust."""
+    it = chooser(ctas=25)
+    dust = torch.full((1, 400), -12.0)
+    dust[0, 77] = 0.0
+    for given in (torch.zeros(1, 400), peaked(1, 400, scale=0.3), dust):
+        for p in (1e-6, 0.3, 0.97, 0.999):
+            which = Choosing(replace(WARM, top_p=p))
+            compare(it.choices(given, which), reference(given, which))
+            assert not it.spread
+
+
 def test_the_chosen_token_s_log_probability_alone_needs_no_list(chooser: Callable[..., Chooser]) -> None:
     """So many CTAs list more tokens than the choosing one has room to keep."""
     given, it = peaked(2, 1000), chooser(ctas=40)
@@ -159,7 +214,7 @@ def test_more_equals_than_the_lists_have_room_for_are_looked_at_together(chooser
     for settings in ({"top_k": 29}, {"logprobs": 20, "temperature": 0.0}, {"top_k": 50, "top_p": 0.5, "logprobs": 3}):
         which = Choosing(replace(WARM, **settings))
         compare(it.choices(given, which), reference(given, which))
-        assert it.spread
+        assert it.spread == ("top_k" in settings)  # the likeliest are in the lists
     many, it = peaked(1, 576, scale=0.01), chooser(ctas=36)  # all of them listed, and kept
     which = Choosing(replace(WARM, min_p=0.5))
     compare(it.choices(many, which), reference(many, which))

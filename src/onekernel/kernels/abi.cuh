@@ -39,8 +39,8 @@ constexpr u32 RADIX = 256u;
 constexpr u32 LISTED = 20u;
 constexpr u32 CHOICE_ROUNDS = 64u;
 constexpr u32 CHOICE_FIXED_WORDS = 528u;
-constexpr u32 CHOICE_CTA_WORDS = 52u;
-constexpr u32 CHOICE_SHARED_BYTES = 7552u;
+constexpr u32 CHOICE_CTA_WORDS = 54u;
+constexpr u32 CHOICE_SHARED_BYTES = 14208u;
 constexpr u32 REPORT_WORDS = 41u;
 
 // What one CTA does in one phase.

@@ -159,7 +159,10 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
   if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
-  if (kind == Kind::HEAD) start_bests(m);
+  if (kind == Kind::HEAD) {
+    start_bests(m);
+    draw_ahead(m, task);
+  }
   const Task own = task;  // in registers: behind every wait it would be loaded anew
   const Task& grouped = SCALE_GROUP > 0 || HEAD_INT8 ? task : own;  // whose product has no registers left
   bool ok;

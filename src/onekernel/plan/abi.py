@@ -223,9 +223,9 @@ LISTED = 20
 CHOICE_ROUNDS = 64
 """Rounds of a token's choice at most: tags are token * CHOICE_ROUNDS + round + 1."""
 CHOICE_FIXED_WORDS = 2 * RADIX + 16
-CHOICE_CTA_WORDS = 8 + 2 * LISTED + 4
-CHOICE_SHARED_BYTES = 24 * RADIX + 1408
-"""Shared memory of the choice, where products keep their partial sums."""
+CHOICE_CTA_WORDS = 8 + 2 * LISTED + 6
+CHOICE_SHARED_BYTES = 48 * RADIX + 1920
+"""Shared memory of the choice, where products keep their inputs and partial sums."""
 REPORT_WORDS = 1 + 2 * LISTED
 """Words that tell the host of a token's log probabilities."""
 

@@ -45,10 +45,10 @@ class SharedLayout:
     tasks: int
     """The CTA's task records."""
     x: int
-    """(sequences, max_inputs) bf16: a phase's inputs. Attention keeps its scratch here and in `partial`."""
+    """(sequences, max_inputs) bf16: a phase's inputs. Attention and the choice keep their scratch here and in
+    `partial`."""
     partial: int
-    """(consumer_warps, sequences, max_rows) float32: sums over parts of K; the choice keeps its
-    scratch here too."""
+    """(consumer_warps, sequences, max_rows) float32: sums over parts of K."""
     residual: int
     """(sequences, max_hidden_rows) float32."""
     quantised: int
@@ -140,7 +140,8 @@ def shared_layout(
         most_rows, quantised_bytes = fewest_rows, 4 * floats
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
         records = scratch - limits.sequences * max_inputs // 2  # of attention, that do not fit where inputs are
-        parts = max(round_up(limits.consumer_warps, 4) * limits.sequences * max_rows, records, CHOICE_SHARED_BYTES // 4)
+        choice = CHOICE_SHARED_BYTES // 4 - limits.sequences * max_inputs // 2
+        parts = max(round_up(limits.consumer_warps, 4) * limits.sequences * max_rows, records, choice)
         sizes = (
             round_up(limits.sequences * head_dim, 4) * 4,
             round_up((group + 1) * head_dim, 4) * 4,

@@ -4,6 +4,7 @@
 // Does what head_rows does, with given logits of one token in the place of products. Ends with a meeting.
 __device__ void take_given(const Machine& m, const Task& task, const float* given) {
   start_bests(m);
+  draw_ahead(m, task);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   for (u32 s = 0; s < SEQUENCES; s++) {
     Best best = warp_bests(m, s)[warp_index()];

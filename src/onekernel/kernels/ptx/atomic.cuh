@@ -34,6 +34,15 @@ __device__ __forceinline__ u32 fetch_add_cta(u32* to, u32 value) {
 #endif
 }
 
+// Raises a word in shared memory to a value; orders nothing else.
+__device__ __forceinline__ void raise_cta(u32* to, u32 value) {
+#ifdef __CUDACC__
+  asm volatile("red.relaxed.cta.shared::cta.max.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
+#else
+  shim::raise(to, value);
+#endif
+}
+
 // Adds, after everything this thread did before is visible to whoever acquires the sum.
 __device__ __forceinline__ void add_release_gpu(u32* to, u32 value) {
 #ifdef __CUDACC__

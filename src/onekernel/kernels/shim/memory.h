@@ -67,6 +67,14 @@ inline T add(T* to, T value, Order order) {
   return __atomic_fetch_add(to, value, order == Order::RELEASE ? __ATOMIC_RELEASE : STORE_RELAXED);
 }
 
+// Raises the word to a value.
+inline void raise(u32* to, u32 value) {
+  scheduling_point();
+  flush(*self->block, to);
+  for (u32 seen = __atomic_load_n(to, __ATOMIC_RELAXED); seen < value;)
+    if (__atomic_compare_exchange_n(to, &seen, value, false, STORE_RELAXED, __ATOMIC_RELAXED)) return;
+}
+
 inline u64 compare_and_swap(u64* word, u64 expected, u64 wanted) {
   scheduling_point();
   flush(*self->block, word);

@@ -124,12 +124,13 @@ struct Shared {
   // (2, SEQUENCES): those of the token that is computed, then the loader's own, which is up to a token ahead.
   static __device__ __forceinline__ KvSplit* splits() { return at<KvSplit>(SPLITS); }
   static __device__ __forceinline__ Task* tasks() { return at<Task>(TASKS); }  // (phases)
-  // (SEQUENCES, max_inputs / 2): pairs of bf16. In attention its scratch, which ends in `partial`.
+  // (SEQUENCES, max_inputs / 2): pairs of bf16. In attention and in the choice their scratch, which ends in `partial`.
   __device__ __forceinline__ u32* x() const { return at<u32>(TASKS + header.x_at); }
-  // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; in the choice its scratch.
+  // (SEQUENCES, max_rows, PART_SLOTS) sums over parts of K; the choice's scratch
+  // begins in x() too.
   __device__ __forceinline__ float* partial() const { return at<float>(TASKS + header.partial_at); }
-  // Of the choice, and of products with int8 activations or sparse feed-forwards.
-  __device__ __forceinline__ u32 scratch_at() const { return TASKS + header.partial_at; }
+  // Of products with int8 activations or sparse feed-forwards.
+  __device__ __forceinline__ u32 choice_at() const { return TASKS + header.x_at; }
   __device__ __forceinline__ u32 rest_at() const { return TASKS + header.rest_at; }
   // (SEQUENCES, max_hidden_rows): this CTA's rows.
   __device__ __forceinline__ float* residual() const { return at<float>(TASKS + header.residual_at); }

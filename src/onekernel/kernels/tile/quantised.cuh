@@ -303,7 +303,7 @@ struct Multiplier {
 
 // Multiplies `row_tiles` row tiles, which start at a whole stage, of which the warp has `units` already, and leaves
 // whole-number sums in shared.partial: (row tiles, MK_WARPS, QUANTISED_ROWS), for int8 twice, the second time of fine values,
-// or with groups (groups, rows). A meeting follows. See multiply_one for `ok`.
+// or with groups (groups, rows). A meeting follows. See Walk for `ok`.
 template <bool INT8>
 __device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, const Way& way, Units units, bool ok) {
   Multiplier<INT8> own(m, row_tiles, k_units, way);

@@ -24,8 +24,9 @@ enum ChoiceCtaWord : u32 {
   CHOICE_LISTS = 8,    // by Values: LISTED entries in their order
   CHOICE_BEST = CHOICE_LISTS + 2 * LISTED,  // the best draw and its token
   CHOICE_ARRIVED = CHOICE_BEST + 2,         // nothing but that they have come
+  CHOICE_STORED = CHOICE_ARRIVED + 2,       // nothing but that its logits are where the choosing CTA can read them
 };
-static_assert(CHOICE_CALL + 2 <= CHOICE_FIXED_WORDS && CHOICE_ARRIVED + 2 <= CHOICE_CTA_WORDS && CHOICE_CTA_WORDS % 2 == 0, "");
+static_assert(CHOICE_CALL + 2 <= CHOICE_FIXED_WORDS && CHOICE_STORED + 2 <= CHOICE_CTA_WORDS && CHOICE_CTA_WORDS % 2 == 0, "");
 static_assert(LISTED % 2 == 0, "entries are taken in pairs");
 
 enum Values : u32 { SCORES, LOGITS };
@@ -44,30 +45,30 @@ struct Member {
 
 // The search for a cut. The choosing CTA alone has counts and masses.
 struct Search {
-  u64 want;    // count or mass still to be reached, at least 1
-  u64 slack;   // of `want`, which is the highest that it may be
-  u64 mass;    // of all tokens before the present bin or prefix; at the end of what is kept
-  u64 cut[2];  // by Values: places up to which tokens are kept or reported
+  u64 want;                // count or mass still to be reached, at least 1
+  u64 mass;                // of all tokens before the present bin or prefix
+  u64 cut;                 // the place up to which tokens are kept
   u32 digit, found, last;  // of the latest look: `last`: no deeper one is needed
 };
 
-// Shared memory of the choice, where products keep their partial sums; CHOICE_SHARED_BYTES at most.
-constexpr u32 KEPT_ROOM = 2 * RADIX, EDGE_ROOM = 128, CANDIDATE_ROOM = 256;
+// Shared memory of the choice, where products keep inputs and partial sums; CHOICE_SHARED_BYTES at most.
+constexpr u32 MEMBER_ROOM = 512, EDGE_ROOM = 256, CANDIDATE_ROOM = 256, CTA_ROOM = 256, PIVOTS = 16;
 struct ChoiceShared {
   union {
-    uint4 tallies[RADIX];         // count, and the mass in three parts of 14 bits, whose sums do not overflow
-    u64 kept[KEPT_ROOM];          // places of tokens
-    u64 groups[MK_WARPS * WARP];  // the first place of each lane's tokens
+    Member members[MEMBER_ROOM];  // what may be kept, of all that is listed
+    u64 candidates[CANDIDATE_ROOM];  // places of the CTA's tokens that may be listed
   };
   union {
-    Member edge[EDGE_ROOM];
-    u64 candidates[CANDIDATE_ROOM];  // places of tokens
+    uint4 tallies[RADIX];    // count, and the mass in three parts of 14 bits, whose sums do not overflow
+    u64 firsts[2][CTA_ROOM];  // by Values: of each CTA the first place
+    Member edge[EDGE_ROOM];  // the members among which a cut lies
+    u32 groups[2][WARP];     // by Values: the highest level of each lane's tokens
   };
   Search search;
-  u64 sums[MK_WARPS], floors[MK_WARPS];  // of each warp: a mass, and the first place
-  u64 mass;                              // of all tokens, about
-  u64 floor;                             // what is not listed comes after this place
-  u32 listed, verdict;
+  u64 sums[2][MK_WARPS], floors[MK_WARPS];  // of each warp: masses by Values, and the first place
+  Member pivots[PIVOTS];                    // a place, and the count or mass of what comes up to it
+  u64 thresholds[2];                        // by Values: the place up to which tokens become members
+  u32 listed[2], floor, edges, verdict;
   Best bests[SEQUENCES][MK_WARPS];
   u32 levels[MK_WARPS];
   float tops[2];  // by Values: the highest
@@ -76,10 +77,10 @@ struct ChoiceShared {
 static_assert(sizeof(ChoiceShared) <= CHOICE_SHARED_BYTES, "onekernel/plan/shared.py keeps this much");
 
 __device__ __forceinline__ ChoiceShared& choice_shared(const Machine& m) {
-  return *Shared::at<ChoiceShared>(forget(m.shared.scratch_at()));
+  return *Shared::at<ChoiceShared>(forget(m.shared.choice_at()));
 }
 
-// Over all lanes: the sum of numbers below 2**54, and the lowest of any.
+// Over all lanes: the sum of numbers below 2**54, and the lowest and the highest of any.
 __device__ __forceinline__ u64 warp_sum_long(u64 value) {
   constexpr u32 HALF = 27;
   const u32 low = warp_sum(static_cast<u32>(value) % (1u << HALF)), high = warp_sum(static_cast<u32>(value >> HALF));
@@ -90,6 +91,7 @@ __device__ __forceinline__ u64 warp_min_long(u64 value) {
   const u32 low = warp_min(value >> 32 == high ? static_cast<u32>(value) : ~0u);
   return static_cast<u64>(high) << 32 | low;
 }
+__device__ __forceinline__ u64 warp_max_long(u64 value) { return ~warp_min_long(~value); }
 
 // One sequence's choice, as its CTA sees it.
 struct Choice {
@@ -135,23 +137,30 @@ __device__ __forceinline__ Choice choice_of(const Machine& m, u32 sequence, bool
   return {m, choice_shared(m), SEQUENCES == 1 ? 0 : forget(sequence), 0, chooses};
 }
 
-// How far below the top a value lies: bins of 1/8, the last one without an end.
-constexpr u32 BINS_PER_UNIT = 8;
-__device__ __forceinline__ u32 bin_of(float value, float top) {
-  const float bins = (top - value) * BINS_PER_UNIT;
-  return bins < static_cast<float>(RADIX - 1) ? static_cast<u32>(bins) : RADIX - 1;
-}
-
 // The CTA's rows with their values, to go through by all consumers.
 struct Source {
   const float* values;  // (vocab) of the sequence
   u32 first, count;
+
+  // -inf if there is none.
+  __device__ __forceinline__ float at(u32 row) const { return row < count ? values[first + row] : minus_infinity(); }
 
   template <class Visit>
   __device__ __forceinline__ void each(Visit visit) const {
 #pragma unroll 1
     for (u32 i = forget(threadIdx.x); i < count; i += CONSUMERS)
       if (values[first + i] > minus_infinity()) visit(values[first + i], first + i);
+  }
+
+  // By pairs, of which the thread's first is at hand.
+  template <class Visit>
+  __device__ __forceinline__ void each(float2 pair, Visit visit) const {
+#pragma unroll 1
+    for (u32 i = 2 * forget(threadIdx.x); i < count; i += 2 * CONSUMERS) {
+      if (i >= 2 * CONSUMERS) pair = make_float2(at(i), at(i + 1));
+      if (pair.x > minus_infinity()) visit(pair.x, first + i);
+      if (pair.y > minus_infinity()) visit(pair.y, first + i + 1);
+    }
   }
 };
 

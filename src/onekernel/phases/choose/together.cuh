@@ -4,12 +4,10 @@
 
 #include "phases/choose/cut.cuh"
 
-enum Goal : u32 { TOP_K, TOP_P, LIKELIEST, GOALS };
+enum Goal : u32 { TOP_K, TOP_P, GOALS };
 
-// Whether a goal is one of the values'.
-__device__ __forceinline__ bool has_goal(const Sampling& sampling, u32 of, u32 goal) {
-  if (of == LOGITS) return goal == LIKELIEST && sampling.logprobs > 1;
-  return goal == TOP_K ? sampling.top_k > 0 : goal == TOP_P && sampling.flags & CHOOSE_TOP_P;
+__device__ __forceinline__ bool has_goal(const Sampling& sampling, u32 goal) {
+  return goal == TOP_K ? sampling.top_k > 0 : sampling.flags & CHOOSE_TOP_P;
 }
 
 __device__ __forceinline__ u64 part_of(double p, u64 mass) { return static_cast<u64>(ceil(p * static_cast<double>(mass))); }
@@ -89,7 +87,7 @@ __device__ __forceinline__ bool share_verdict(Choice& c, u32& verdict) {
 
 // Looks among the tokens up to the present cut for the goal's, and leaves the new cut in shared memory; if there are fewer
 // all are kept. Begins and ends with a meeting. False: give up.
-__device__ __forceinline__ bool find_cut(Choice& c, u32 of, const Source& rows, u32 goal) {
+__device__ __forceinline__ bool find_cut(Choice& c, const Source& rows, u32 goal) {
   Search& search = c.shared.search;
   const bool by_mass = goal == TOP_P;
   u64 prefix = 0;
@@ -101,8 +99,8 @@ __device__ __forceinline__ bool find_cut(Choice& c, u32 of, const Source& rows, 
     barrier_sync(CONSUMER_BARRIER, CONSUMERS);
     rows.each([&](float value, u32 token) {
       const u64 order = order_of(level_of(value), token);
-      if (order > search.cut[of] || order >> shift >> RADIX_BITS != prefix) return;
-      add_tally(c, static_cast<u32>(order >> shift) % RADIX, by_mass ? weight_of(value, c.shared.tops[of]) : 0);
+      if (order > search.cut || order >> shift >> RADIX_BITS != prefix) return;
+      add_tally(c, static_cast<u32>(order >> shift) % RADIX, by_mass ? weight_of(value, c.shared.tops[SCORES]) : 0);
     });
     barrier_sync(CONSUMER_BARRIER, CONSUMERS);
     if (!add_up(c)) return false;
@@ -110,9 +108,7 @@ __device__ __forceinline__ bool find_cut(Choice& c, u32 of, const Source& rows, 
     if (c.chooses && c.warp() == 0) {
       find_crossing(c, by_mass, [&](u64 mass) {
         if (shift < ORDER_BITS - RADIX_BITS) return search.want;
-        const Sampling& sampling = c.sampling();
-        if (by_mass) return part_of(sampling.top_p, mass);
-        return static_cast<u64>(of == LOGITS ? sampling.logprobs - 1 : sampling.top_k);
+        return by_mass ? part_of(c.sampling().top_p, mass) : static_cast<u64>(c.sampling().top_k);
       });
     }
     __syncwarp();
@@ -120,26 +116,25 @@ __device__ __forceinline__ bool find_cut(Choice& c, u32 of, const Source& rows, 
     if (!share_verdict(c, verdict)) return false;
     prefix = prefix << RADIX_BITS | verdict % RADIX;
   } while (verdict >> 8 == 2);
-  if (c.thread() == 0 && verdict >> 9) search.cut[of] = ((prefix + 1) << shift) - 1;
+  if (c.thread() == 0 && verdict >> 9) search.cut = ((prefix + 1) << shift) - 1;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   return true;
 }
 
-// All consumers of all CTAs, for one sequence's scores, of which one is drawn too, or logits. False: give up.
-__device__ __forceinline__ bool look_together(const Machine& m, u32 sequence, bool chooses, u32 of) {
+// All consumers of all CTAs, for one sequence, whose token is drawn too. False: give up.
+__device__ __forceinline__ bool look_together(const Machine& m, u32 sequence, bool chooses) {
   Choice c = choice_of(m, sequence, chooses);
   ChoiceShared& shared = c.shared;
-  const Source rows = rows_of(c, m.shared.tasks()[m.phase - 1], of);
-  c.round = 1 + of * (CHOICE_ROUNDS / 2);  // before are the head's
-  if (c.thread() == 0) shared.search.cut[of] = NO_LIMIT;
+  const Source rows = rows_of(c, m.shared.tasks()[m.phase - 1], SCORES);
+  c.round = 1;  // before is the head's
+  if (c.thread() == 0) shared.search.cut = NO_LIMIT;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
 #pragma unroll 1
   for (u32 goal = TOP_K; goal < GOALS; goal++)
-    if (has_goal(c.sampling(), of, goal) && !find_cut(c, of, rows, goal)) return false;
-  if (of == LOGITS) return true;
+    if (has_goal(c.sampling(), goal) && !find_cut(c, rows, goal)) return false;
   Best best{NO_LEVEL, NO_TOKEN};
   rows.each([&](float score, u32 token) {
-    if (order_of(level_of(score), token) > shared.search.cut[SCORES] || score - shared.tops[SCORES] < c.sampling().least) return;
+    if (order_of(level_of(score), token) > shared.search.cut || score - shared.tops[SCORES] < c.sampling().least) return;
     draw_one(c, score, token, best);
   });
   note_best(c, best);
