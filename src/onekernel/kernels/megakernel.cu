@@ -164,7 +164,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
     draw_ahead(m, task);
   }
   const Task own = task;  // in registers: behind every wait it would be loaded anew
-  const Task& grouped = SCALE_GROUP > 0 || HEAD_INT8 ? task : own;  // whose product has no registers left
+  const Task& grouped = SCALE_GROUP > 0 ? task : own;  // whose product has no registers left
   bool ok;
   if (HEAD_INT8 && kind == Kind::HEAD) {
     ok = own.count == 0 || quantised_product<true>(m, task, [&](const Rows& rows, const RowScale<true>& scale) { head_rows(m, task, rows, &scale); });

@@ -209,18 +209,6 @@ __device__ __forceinline__ Units take_units(Machine& m, bool& ok) {
 // Warps that have units of a row tile, up to all; with an odd number of units the first pair or the last is half of one.
 __device__ __forceinline__ u32 pairs_of(u32 k_units) { return min((k_units + 1) / 2, static_cast<u32>(MK_WARPS)); }
 
-// Where a warp is in the units of a run. It is found while inputs are on their way.
-struct Way {
-  u32 lane = HEAD_INT8 ? lane_index() : kept(lane_index());  // with an int8 head there is no register for it
-  u32 k = 2 * warp_index();  // of the warp's next unit in its row tile; from k_units on, of one in a later row tile
-  u32 tile = 0;              // that row tile's first row
-
-  __device__ __forceinline__ void settle(u32 k_units) {
-#pragma unroll 1
-    for (; k >= k_units; k -= k_units) tile += QUANTISED_ROWS;
-  }
-};
-
 // One warp's sums.
 template <bool INT8>
 struct Multiplier {
@@ -230,21 +218,28 @@ struct Multiplier {
   i32 sums[PARTS][4] = {}, before[4] = {};
   const u8* x;  // this lane's inputs of unit 0 of a row tile
   i32* parts;   // where its sums of the run's first row tile belong
-  Way way;
+  u32 lane = kept(lane_index());
+  u32 k = 2 * warp_index();  // of the warp's next unit in its row tile; from k_units on, of one in a later row tile
+  u32 tile = 0;              // that row tile's first row
   u32 k_units, rows;
 
-  __device__ __forceinline__ Multiplier(const Machine& m, u32 row_tiles, u32 units, const Way& begin)
-      : way(begin), k_units(units), rows(row_tiles * QUANTISED_ROWS) {
+  __device__ __forceinline__ Multiplier(const Machine& m, u32 row_tiles, u32 units)
+      : k_units(units), rows(row_tiles * QUANTISED_ROWS) {
     const u8* own = reinterpret_cast<const u8*>(m.shared.x());
-    x = INT8 ? own + (way.lane / 4 % 2) * m.header.max_inputs + way.lane % 4 * 8 : own + way.lane % 4 * 16;
-    parts = reinterpret_cast<i32*>(m.shared.partial()) + way.lane / 4;
+    x = INT8 ? own + (lane / 4 % 2) * m.header.max_inputs + lane % 4 * 8 : own + lane % 4 * 16;
+    parts = reinterpret_cast<i32*>(m.shared.partial()) + lane / 4;
+  }
+
+  __device__ __forceinline__ void settle() {
+#pragma unroll 1
+    for (; k >= k_units; k -= k_units) tile += QUANTISED_ROWS;
   }
 
   // Adds COUNT neighbouring units of one row tile; the warp's next unit comes `step` units after the first.
   template <u32 COUNT>
   __device__ __forceinline__ void add(const uint4 (&w)[COUNT], u32 step) {
-    way.settle(k_units);
-    const u32 here = way.k, tile = way.tile;
+    settle();
+    const u32 here = k;
     const u8* at = x + here * (CHUNKS * 16);
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
@@ -265,8 +260,8 @@ struct Multiplier {
       for (u32 group = 0; group < GROUPS; group++)
         put(parts + ((here + i) * GROUPS + group) * rows + tile, group * PARTS / GROUPS, PARTS / GROUPS);
     }
-    way.k += step;
-    if (GROUPED<INT8> || way.k < k_units) return;
+    k += step;
+    if (GROUPED<INT8> || k < k_units) return;
     const u32 odd_start = COUNT == 2 ? 0 : tile / QUANTISED_ROWS & k_units & 1;  // the tile begins with a pair's second unit
     put(parts + tile * MK_WARPS + (here + odd_start) / 2 % MK_WARPS * QUANTISED_ROWS, 0, PARTS);
   }
@@ -291,7 +286,7 @@ struct Multiplier {
         before[c] = now;
       }
     }
-    if (way.lane % 4 != 0) return;
+    if (lane % 4 != 0) return;
     to[0] = sum[0];
     to[8] = sum[2];
     if (!INT8) return;
@@ -305,8 +300,8 @@ struct Multiplier {
 // whole-number sums in shared.partial: (row tiles, MK_WARPS, QUANTISED_ROWS), for int8 twice, the second time of fine values,
 // or with groups (groups, rows). A meeting follows. See Walk for `ok`.
 template <bool INT8>
-__device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, const Way& way, Units units, bool ok) {
-  Multiplier<INT8> own(m, row_tiles, k_units, way);
+__device__ __forceinline__ bool multiply_quantised(Machine& m, u32 row_tiles, u32 k_units, Units units, bool ok) {
+  Multiplier<INT8> own(m, row_tiles, k_units);
   i32 left = static_cast<i32>(row_tiles * k_units);  // units, from the current stage on
 #pragma unroll 1
   for (;; left -= static_cast<i32>(QUANTISED_STAGE_UNITS)) {
@@ -439,8 +434,6 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
     const u32 tiles = min(run, task.count - tile);
     const Rows rows{(task.first + tile) * QUANTISED_ROWS, tiles * QUANTISED_ROWS, task.k_units, 4};
     // Weights and scales are there, as a rule, before the inputs are.
-    Way way;
-    if (!INT8) way.settle(task.k_units);
     const Units units = take_units(m, ok);
     const RowScale<INT8> scale(m, task, rows);
     if (tile == 0) {
@@ -450,7 +443,7 @@ __device__ __forceinline__ bool quantised_product(Machine& m, const Task& task, 
       m.mark(Mark::TAKEN);
     }
     if (GROUPED<INT8>) fetch_scales(m, task, rows);
-    ok = multiply_quantised<INT8>(m, tiles, task.k_units, way, units, ok);
+    ok = multiply_quantised<INT8>(m, tiles, task.k_units, units, ok);
     m.mark(Mark::MULTIPLIED);
     if (GROUPED<INT8>) {
       async_copies_wait<0>();
