@@ -167,7 +167,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   const Task& grouped = SCALE_GROUP > 0 ? task : own;  // whose product has no registers left
   bool ok;
   if (HEAD_INT8 && kind == Kind::HEAD) {
-    ok = own.count == 0 || quantised_product<true>(m, task, [&](const Rows& rows, const RowScale<true>& scale) { head_rows(m, task, rows, &scale); });
+    ok = own.count == 0 || quantised_product<true>(m, own, [&](const Rows& rows, const RowScale<true>& scale) { head_rows(m, own, rows, &scale); });
   } else if (TERNARY && kind != Kind::HEAD) {
     ok = own.count == 0 || quantised_product<false>(m, grouped, [&](const Rows& rows, const RowScale<false>& scale) {
       for_quantised_pairs(m, grouped, rows, scale, [&](u32 row, float2 value) {

@@ -159,8 +159,8 @@ struct Walk {
   }
 };
 
-// Builds with the sparse phases have no registers left for weights while inputs come.
-constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE;
+// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
 
 // Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves
 // the parts of each row in shared.partial(). A meeting follows. UNITS: of a part, of which a row tile has k_parts.
