@@ -16,6 +16,14 @@ class ConfigError(OnekernelError, ValueError):
     """A value given by the caller is out of range or contradicts another one."""
 
 
+class DenseOnlyError(ConfigError):
+    """A model's feed-forwards cannot read only the neurons that fire; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
+
+
 class ModelError(OnekernelError):
     """A model's files are missing, damaged or inconsistent."""
 

@@ -16,7 +16,7 @@ from onekernel.kernels.sparse_training import TrainingKernels, TrainingShape
 from onekernel.ops import training_formulas as formulas
 from onekernel.ops import training_gpu, training_hot
 from onekernel.ops.training_formulas import Gradients, Weights
-from onekernel.ops.training_gpu import Cold, backward_with, forward_with
+from onekernel.ops.training_gpu import Forward, backward_with, forward_with, hot_backward_with
 
 ROUNDED = 4e-3
 """Relative L2: results are rounded to bf16 (1.7e-3); where others are there before they are rounded twice."""
@@ -86,8 +86,8 @@ class Case:
         first, up = formulas.products(x, weights)
         return formulas.backward(grad_out, self.l1, x, weights, first, up, active, self.square)
 
-    def forward(self, kernels: TrainingKernels, base: torch.Tensor | None = None) -> Cold:
-        return forward_with(kernels, self.x, self.weights, torch.empty(0, dtype=torch.int64), base)
+    def forward(self, kernels: TrainingKernels) -> Forward:
+        return forward_with(kernels, self.x, self.weights, torch.empty(0, dtype=torch.int64))
 
     def backward(self, kernels: TrainingKernels, base: torch.Tensor | None = None) -> Gradients:
         masks = formulas.pack_bits(self.active)
@@ -184,39 +184,77 @@ def test_many_tokens_by_neuron(device) -> None:
 def test_it_adds_to_what_hot_neurons_gave(device) -> None:
     case, base = Case.random(5, HIDDEN, 64, 0.2, square=True), torch.randn(5, HIDDEN).bfloat16()
     kernels = case.kernels(device.load)
-    assert error(case.forward(kernels, base.clone()).out, case.want()[0] + base.float()) < ROUNDED
     assert error(case.backward(kernels, base.clone()).x, case.want_gradients().x + base.float()) < ROUNDED
-    hot = torch.tensor([0, 33, 63])
-    cold = forward_with(kernels, case.x, case.weights, hot, base.clone())
-    assert torch.equal(formulas.unpack_bits(cold.masks, 64), case.active.index_fill(1, hot, False))
 
 
-def test_hot_and_cold_neurons_together(shim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the hot ones in bf16 with PyTorch, in turns, the others by the kernels on top."""
-    monkeypatch.setattr(formulas, "sum_dtype", lambda x: x.dtype)
-    monkeypatch.setattr(training_hot, "TURN_TOKENS", 3)
-    case, hot = USUAL["usual"], torch.tensor([1, 40, 69])
-    kernels, active = case.kernels(shim), case.active.index_fill(1, hot, False)
-    weights = Weights(*(None if weight is None else weight[hot] for weight in case.weights))
-    dense = training_hot.hot_forward(case.x, weights, case.square)
-    assert dense.out.dtype is torch.bfloat16
-    cold = forward_with(kernels, case.x, case.weights, hot, dense.out)
-    left = (case.grad_out, case.l1, case.x, weights, dense.first, case.square)
-    grads = training_hot.hot_backward(*left, torch.float32)
-    assert grads.x.dtype is torch.bfloat16
-    masks = formulas.pack_bits(active)
-    found = backward_with(kernels, case.grad_out, case.l1, case.x, case.weights, masks, grads.x)
-    monkeypatch.undo()
+HOT = torch.tensor([57, 1, 16])
+"""Of 70 neurons; their products have eight columns."""
+
+
+def check_hot(case: Case, kernels: TrainingKernels, hot: torch.Tensor) -> list[torch.Tensor]:
+    """Hot and cold neurons together are the formulas'; returns all results."""
+    found = forward_with(kernels, case.x, case.weights, hot)
     out, total = case.want()
-    assert torch.equal(cold.masks, masks)
-    assert error(cold.out, out) < 2 * ROUNDED
-    assert error(cold.total + dense.total, total) < ROUNDED
+    masks = formulas.pack_bits(case.active.index_fill(1, hot, False))
+    assert torch.equal(found.masks, masks)
+    assert torch.equal(found.row_counts, case.active.sum(1, dtype=torch.int32))
+    assert error(found.first[:, : len(hot)], case.first[:, hot]) < ROUNDED
+    assert not found.first[:, len(hot) :].any()
+    assert error(found.out, out) < 2 * ROUNDED
+    assert error(found.total, total) < ROUNDED
+    weights = Weights(*(None if weight is None else weight[hot] for weight in case.weights))
+    dense = hot_backward_with(kernels, case.grad_out, case.l1, case.x, weights, found.first, torch.float32)
+    grads = backward_with(kernels, case.grad_out, case.l1, case.x, case.weights, masks, dense.x)
     want = case.want_gradients()
-    assert error(found.x, want.x) < 2 * ROUNDED
-    for whole, part, wanted in zip(found[1:], grads[1:], want[1:], strict=True):
-        assert part.dtype is torch.float32
-        assert not whole[hot].any()
-        assert error(whole.index_copy(0, hot, part), wanted) < 2 * ROUNDED
+    assert error(grads.x, want.x) < 2 * ROUNDED
+    for whole, part, wanted in zip(grads[1:], dense[1:], want[1:], strict=True):
+        assert (whole is None) == (part is None) == (wanted is None)
+        if whole is not None:
+            assert not whole[hot].any()
+            assert part.dtype is torch.float32
+            assert error(part, wanted[hot]) < 2 * ROUNDED
+            assert error(whole.index_copy(0, hot, part), wanted) < 2 * ROUNDED
+    return [found.out, found.total, grads.x, *(part for part in dense[1:] if part is not None)]
+
+
+def test_hot_and_cold_neurons_together(device) -> None:
+    case = USUAL["usual"]
+    kernels = case.kernels(device.load)
+    once, again = (check_hot(case, kernels, HOT) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    check_hot(case, kernels, torch.arange(70))
+    check_hot(USUAL["nothing active"], kernels, torch.tensor([3, 39]))
+
+
+def test_hot_neurons_take_turns(device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_hot, "TURN_VALUES", 16)
+    monkeypatch.setattr(training_hot, "TURN_MULTIPLE", 1)
+    monkeypatch.setattr(training_gpu, "TURN_TOKENS", 3)
+    case = USUAL["usual"]
+    check_hot(case, case.kernels(device.load), HOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gated", "square"), [(True, False), (False, True), (False, False)])
+def test_hot_neurons_of_other_builds(shim, monkeypatch: pytest.MonkeyPatch, gated: bool, square: bool) -> None:
+    monkeypatch.setattr(training_hot, "TURN_VALUES", 64)
+    monkeypatch.setattr(training_hot, "TURN_MULTIPLE", 1)
+    case = Case.random(6, 70, 33, 0.4, gated=gated, square=square)
+    check_hot(case, case.kernels(shim), torch.tensor([0, 32, 7, 8, 31, 2, 3, 4, 5]))
+
+
+def test_hot_values_that_are_not_finite_stay_in_their_token(device) -> None:
+    case = Case.random(5, HIDDEN, 64, 0.2, square=True)
+    case.x[2, 5] = torch.nan
+    kernels, others, hot = case.kernels(device.load), [0, 1, 3, 4], torch.tensor([1, 63])
+    found = forward_with(kernels, case.x, case.weights, hot)
+    assert found.out[2].isnan().all()
+    assert found.row_counts[2] == 64
+    assert error(found.out[others], case.want()[0][others]) < 2 * ROUNDED
+    weights = Weights(*(None if weight is None else weight[hot] for weight in case.weights))
+    got = hot_backward_with(kernels, case.grad_out, case.l1, case.x, weights, found.first, torch.float32)
+    assert got.x[2].isnan().all()
+    assert not got.x[others].isnan().any()
 
 
 def test_turns_give_the_same_bits(device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,10 +296,15 @@ FAULTS = {
     "sums of one warp": ("sparse/training.cuh", "warp < TRAIN_WARPS; warp++) total +=", "warp < 1; warp++) total +="),
     "halves not given away": ("sparse/training.cuh", "sent = upper ? v[i] : v[i + HALF]", "sent = v[i]"),
     "copies not waited for": ("sparse/train_tokens.cu", "async_copies_wait<1>();", ";"),
-    "no penalty": ("sparse/training.cuh", "grad_out + l1 * sign", "grad_out"),
-    "slope of ReLU": ("sparse/training.cuh", "TRAIN_SQUARE ? 2.0f * first : 1.0f", "1.0f"),
+    "no penalty": ("sparse/gradients.cuh", "grad_out + l1 * sign", "grad_out"),
+    "slope of ReLU": ("sparse/gradients.cuh", "SQUARE ? 2.0f * first : 1.0f", "1.0f"),
     "a bit of another token": ("sparse/train_transpose.cu", "bits >> neuron & 1", "bits >> (neuron ^ 1) & 1"),
     "half of the values": ("sparse/train_masks.cu", "part < 4", "part < 2"),
+    "hot neurons gathered too": ("sparse/train_masks.cu", "mask & ~marked[word]", "mask"),
+    "the neuron beside a hot one": ("sparse/train_masks.cu", "? row[hot[i]]", "? row[hot[i] ^ 1]"),
+    "sums of |h| of half a warp": ("sparse/train_hot_forward.cu", "distance > 0", "distance > 1"),
+    "h of the neuron before": ("sparse/train_hot_backward.cu", "two[1].inner)", "two[0].inner)"),
+    "gradients of gate and up exchanged": ("sparse/train_hot_backward.cu", "(TRAIN_GATED ? vectors : 0)", "0"),
 }
 
 
@@ -283,7 +326,10 @@ def test_a_planted_fault_is_caught(shim, with_fault: Callable[..., KernelSpec], 
         if "segment" in name:
             check_many_neurons(load)
         else:
-            USUAL["usual"].check(USUAL["usual"].kernels(load))
+            case = USUAL["usual"]
+            kernels = case.kernels(load)
+            case.check(kernels)
+            check_hot(case, kernels, torch.arange(70))
     assert copies == 1
 
 

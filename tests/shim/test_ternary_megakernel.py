@@ -44,12 +44,19 @@ def test_any_number_of_ctas_gives_the_same_bits(name: str) -> None:
 
 
 FAULTS = {
-    "missing offset of the codes": ("offset += own.totals()[w];", "offset += 0 * own.totals()[w];"),
-    "inputs of another unit": ("const u8* at = x + k * CHUNKS * 16;", "const u8* at = x + k / 2 * CHUNKS * 16;"),
-    "values made int8 before all have the largest": (
-        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  const float inverse",
-        "  const float inverse",
+    "missing offset of the codes": (
+        "value = static_cast<float>(sum_of(of_row) - offset);",
+        "value = static_cast<float>(sum_of(of_row));",
     ),
+    "inputs of another unit": (
+        "const u8* at = x + here * (CHUNKS * 16);",
+        "const u8* at = x + here / 4 * (CHUNKS * 16);",
+    ),
+    "values made int8 before all have the largest": (
+        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n  const float inverse = inverse_of(own);",
+        "  const float inverse = inverse_of(own);",
+    ),
+    "a round of squares too few": ("root_of(m, own, task, all)", "root_of(m, own, task, all - 4)"),
 }
 
 

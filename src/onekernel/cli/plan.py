@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 from onekernel.cli.console import Console
 from onekernel.cli.flags import add_context, add_model, engine_config, model_name
-from onekernel.errors import ConfigError
+from onekernel.errors import ConfigError, DenseOnlyError
 
 if TYPE_CHECKING:
     from onekernel.config import ModelConfig
@@ -122,9 +121,11 @@ def why_dense(plan: Plan, config: ModelConfig, limits: Limits, arch: str) -> str
     if reason is None:
         try:
             first_plan(config, limits, arch, sparse="on")
+        except DenseOnlyError as error:
+            reason = error.reason
         except ConfigError as error:
             reason = str(error)
-    return reason and re.sub(r"[:;] plan (the feed-forwards|them) as dense ones$", "", reason)
+    return reason
 
 
 def describe(name: str, plan: Plan, position: int, speeds: Speeds, dense: str | None = None) -> list[str]:

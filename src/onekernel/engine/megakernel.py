@@ -44,8 +44,9 @@ class Slot:
 class Windows:
     """Ring stages on their way at once: `short` in phases of up to `long_phase` stages for a CTA, else `long`.
 
-    In phases of more than `deep_phase` stages it is `deep` from stage `deep_from` on. While the ring is full, L2 is
-    asked for up to `lead` stages more, one each `pace` cycles. docs/findings/decode.md has what was measured.
+    In phases of more than `deep_phase` stages it is `deep` from stage `deep_from` on, as in attention to more than two
+    pieces of the cache. While the ring is full, L2 is asked for up to `lead` stages more, one each `pace` cycles.
+    docs/findings/decode.md has what was measured.
     """
 
     short: int = 2

@@ -89,6 +89,8 @@ KERNELS: dict[str, Registered] = {
     "sparse_gather": Registered(SPARSE.gather(), AMPERE_AND_UP),
     "sparse_gated": Registered(SPARSE.product(), AMPERE_AND_UP),
     "sparse_train_masks": Registered(TRAINING.masks(), OPERATORS),
+    "sparse_train_hot_forward": Registered(TRAINING.hot_forward(), OPERATORS),
+    "sparse_train_hot_backward": Registered(TRAINING.hot_backward(), OPERATORS),
     "sparse_train_transpose": Registered(TRAINING.transpose(), OPERATORS),
     "sparse_train_forward": Registered(TRAINING.forward(4), OPERATORS),
     "sparse_train_tokens": Registered(TRAINING.backward_tokens(4), AMPERE_AND_UP),

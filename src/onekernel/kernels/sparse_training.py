@@ -28,6 +28,10 @@ MOST_HIDDEN = 8192
 """The largest hidden_size that is compiled and looked at for spills."""
 
 MASK_WARPS = 8
+MASK_CTAS = 4
+"""A multiprocessor: each marks the hot neurons once, and then has some tokens."""
+
+HOT_WARPS = 8
 TRANSPOSE_WARPS = 8
 TRANSPOSE_BLOCKS = 8
 """Words of the result that a lane writes side by side: a whole sector of 32 bytes."""
@@ -84,9 +88,40 @@ class TrainingShape:
             constants={"MASK_WARPS": MASK_WARPS},
             params=(
                 Pointer("values", "bfloat16", ("tokens", "inner")),
+                Pointer("hot", "int32", ("hots",), align_bytes=4),
                 Pointer("masks", "int32", ("tokens", "words"), align_bytes=4),
                 Pointer("counts", "int32", ("tokens",), align_bytes=4),
-                *(Scalar(name, "u32") for name in ("tokens", "inner", "words")),
+                Pointer("kept_values", "bfloat16", ("tokens", "width"), align_bytes=2),
+                *(Scalar(name, "u32") for name in ("tokens", "inner", "words", "hots", "width")),
+            ),
+        )
+
+    def hot_forward(self) -> KernelSpec:
+        """Return the kernel between the dense products of the forward."""
+        return KernelSpec(
+            file="sparse/train_hot_forward.cu",
+            entry="train_hot_forward",
+            constants=self._hot_constants(),
+            params=(
+                Pointer("first", "bfloat16", ("tokens", "hots")),
+                Pointer("inner", "bfloat16", ("tokens", "hots")),
+                Pointer("sums", "float32", ("tokens",), align_bytes=4),
+                *(Scalar(name, "u32") for name in ("tokens", "hots")),
+            ),
+        )
+
+    def hot_backward(self) -> KernelSpec:
+        """Return the kernel between the dense products of the backward."""
+        return KernelSpec(
+            file="sparse/train_hot_backward.cu",
+            entry="train_hot_backward",
+            constants=self._hot_constants(),
+            params=(
+                Pointer("first", "bfloat16", ("tokens", "hots")),
+                Pointer("grads", "bfloat16", ("tokens", "width")),
+                Pointer("inner", "bfloat16", ("tokens", "hots")),
+                Pointer("l1", "float32", (1,), align_bytes=4),
+                *(Scalar(name, "u32") for name in ("tokens", "hots", "width")),
             ),
         )
 
@@ -162,6 +197,9 @@ class TrainingShape:
             ),
         )
 
+    def _hot_constants(self) -> dict[str, int | str]:
+        return {"HOT_WARPS": HOT_WARPS, "TRAIN_GATED": int(self.gated), "TRAIN_SQUARE": int(self.square)}
+
     def _constants(self, batch: int) -> dict[str, int | str]:
         return {
             "TRAIN_HIDDEN": self.hidden,
@@ -186,16 +224,49 @@ class TrainingKernels:
         self._shared_bytes = shared_bytes
         self._loaded: dict[str, Kernel] = {}
 
-    def masks(self, values: torch.Tensor, masks: torch.Tensor, counts: torch.Tensor) -> None:
-        """Write a bit for every value above zero (or NaN), and how many a token has.
+    def masks(
+        self,
+        values: torch.Tensor,
+        hot: torch.Tensor,
+        masks: torch.Tensor,
+        counts: torch.Tensor,
+        kept_values: torch.Tensor,
+    ) -> None:
+        """Write a bit for every value above zero (or NaN) of a neuron that is not hot, and how many a token has in all.
 
-        values: (tokens, inner), inner a multiple of 32; masks: (tokens, inner / 32) int32; counts: (tokens,) int32.
+        values: (tokens, inner), inner a multiple of 32; hot: (hots,) int32; masks: (tokens, inner / 32) int32; counts:
+        (tokens,) int32; kept_values: (tokens, hots or more), those of the hot neurons and zeros.
         """
-        tokens, inner = values.shape
+        (tokens, inner), words = values.shape, masks.shape[1]
         if tokens:
-            grid = min(-(-tokens // MASK_WARPS), 16 * self._sms)
-            args: list[Arg] = [values, masks, counts, tokens, inner, masks.shape[1]]
-            self._kernel("masks", self.shape.masks).launch(grid, MASK_WARPS * WARP, args)
+            grid = min(-(-tokens // MASK_WARPS), MASK_CTAS * self._sms)
+            args: list[Arg] = [values, hot, masks, counts, kept_values, tokens, inner, words]
+            args += [len(hot), kept_values.shape[1]]
+            kernel = self._kernel("masks", self.shape.masks)
+            kernel.launch(grid, MASK_WARPS * WARP, args, shared_bytes=4 * words + inner)
+
+    def hot_forward(self, first: torch.Tensor, inner: torch.Tensor, sums: torch.Tensor) -> None:
+        """Turn x . up in `inner` into h, and add the sum of |h| to `sums`.
+
+        first, inner: (tokens, hots), hots a multiple of 8; without a gate `first` is x . up and `inner` only written.
+        """
+        tokens, hots = first.shape
+        if tokens:
+            grid = min(-(-tokens // HOT_WARPS), 16 * self._sms)
+            args: list[Arg] = [first, inner, sums, tokens, hots]
+            self._kernel("hot forward", self.shape.hot_forward).launch(grid, HOT_WARPS * WARP, args)
+
+    def hot_backward(self, first: torch.Tensor, grads: torch.Tensor, inner: torch.Tensor, l1: torch.Tensor) -> None:
+        """Turn grad_out . down in `inner` into h, and write the gradients of x . gate and x . up side by side.
+
+        first, inner: as in `hot_forward`; grads: (tokens, 2 * hots), its second half x . up before; without a gate
+        (tokens, hots).
+        """
+        tokens, hots = first.shape
+        if tokens:
+            grid = min(-(-tokens * hots // (8 * HOT_WARPS * WARP)), 16 * self._sms)
+            args: list[Arg] = [first, grads, inner, l1, tokens, hots, grads.shape[1]]
+            self._kernel("hot backward", self.shape.hot_backward).launch(grid, HOT_WARPS * WARP, args)
 
     def transpose(self, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the bits by neuron, (32 * words, tokens / 32 rounded up to 8) int32, and how many each neuron has."""

@@ -20,8 +20,7 @@ from onekernel.kernels.sparse_ffn import Activation
 from onekernel.ops import training_formulas as formulas
 from onekernel.ops.sparsity_stats import LayerSparsity, Sparsity, SparsityStats
 from onekernel.ops.training_formulas import Gradients, Weights
-from onekernel.ops.training_gpu import backward_on_gpu, count_on_gpu, forward_on_gpu
-from onekernel.ops.training_hot import hot_backward, hot_forward
+from onekernel.ops.training_gpu import backward_on_gpu, count_on_gpu, forward_on_gpu, hot_backward_on_gpu, hot_columns
 from onekernel.ops.training_route import TrainingRoute, TrainingRouteName, choose_route
 
 __all__ = [
@@ -77,7 +76,8 @@ def train_ffn(
             trained = _dense(rows, gate, up, down, activation, count_neurons)
         else:
             trained = _sparse(rows, gate, up, down, activation, route.hot, count_neurons)
-    return trained._replace(out=trained.out.view(x.shape))
+    out, penalty, row_counts, neuron_counts = trained
+    return Trained(out.view(x.shape), penalty, row_counts, neuron_counts)
 
 
 def l1_loss(penalties: Sequence[Tensor], coefficient: float) -> Tensor:
@@ -148,7 +148,7 @@ def _sparse(
     out, total, masks, row_counts, hot_first = _forward(x, gate, up, down, hot, activation)
     counts = None
     if count_neurons:
-        counts = _neuron_counts(masks, len(up)).index_add(0, hot, (hot_first > 0).sum(0))
+        counts = _neuron_counts(masks, len(up)).index_add(0, hot, (hot_first[:, : len(hot)] > 0).sum(0))
     return Trained(out, total / max(len(x), 1), row_counts, counts)
 
 
@@ -157,22 +157,16 @@ def _forward(
     x: Tensor, gate: Tensor | None, up: Tensor, down: Tensor, hot: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, the sum of |h|, masks without hot neurons, active by token, and the first product of the hot."""
-    square = activation == "relu2"
-    dense = hot_forward(x, _picked(x, gate, up, down, hot), square) if len(hot) else None
-    weights = _prepared(x, gate, up, down)
+    square, weights = activation == "relu2", _prepared(x, gate, up, down)
     if x.is_cuda:
-        base = None if dense is None else dense.out
-        out, total, masks, counts = forward_on_gpu(x, weights, hot, base, square)
-    else:
-        first, product = formulas.products(x, weights)
-        first = first.index_fill(1, hot, 0)
-        out, total = formulas.forward(x, weights, first, product, square)
-        out, active = out if dense is None else out + dense.out, first > 0
-        masks, counts = formulas.pack_bits(active), active.sum(1, dtype=torch.int32)
-    if dense is None:
-        return out.to(x.dtype), total, masks, counts, x.new_empty(len(x), 0)
-    counts = counts + (dense.first > 0).sum(1, dtype=torch.int32)
-    return out.to(x.dtype), total + dense.total, masks, counts, dense.first
+        out, total, masks, counts, kept = forward_on_gpu(x, weights, hot, square)
+        return out, total, masks, counts, kept
+    first, product = formulas.products(x, weights)
+    out, total = formulas.forward(x, weights, first, product, square)
+    active = first > 0
+    masks, counts = formulas.pack_bits(active.index_fill(1, hot, False)), active.sum(1, dtype=torch.int32)
+    kept = F.pad(first[:, hot], (0, hot_columns(hot) - len(hot)))
+    return out.to(x.dtype), total, masks, counts, kept
 
 
 @_forward.register_fake
@@ -185,7 +179,7 @@ def _(
         x.new_empty((), dtype=formulas.penalty_dtype(x)),
         x.new_empty(tokens, -(-neurons // formulas.WORD), dtype=torch.int32),
         x.new_empty(tokens, dtype=torch.int32),
-        x.new_empty(tokens, len(hot)),
+        x.new_empty(tokens, hot_columns(hot)),
     )
 
 
@@ -240,24 +234,22 @@ def _gradients(
     hot_first: Tensor,
     square: bool,
 ) -> Gradients:
-    """Return the gradients by neurons: of the hot ones first, before the down projection is turned around."""
+    """Return the gradients by neurons: on a GPU of the hot ones first, before the down projection is turned around."""
+    if not x.is_cuda:
+        weights = _prepared(x, gate, up, down)
+        active = formulas.unpack_bits(masks, len(up)).index_copy(1, hot, hot_first[:, : len(hot)] > 0)
+        return formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
     dense: Gradients | None = None
     if len(hot):
         chosen = _picked(x, gate, up, down, hot)
-        dense = hot_backward(grad_out, grad_total, x, chosen, hot_first, square, up.dtype)
+        dense = hot_backward_on_gpu(grad_out, grad_total, x, chosen, hot_first, square, up.dtype)
         del chosen
-    weights = _prepared(x, gate, up, down)
-    if x.is_cuda:
-        base = None if dense is None else dense.x
-        found = backward_on_gpu(grad_out, grad_total, x, weights, masks, base, square, up.dtype)
-    else:
-        active = formulas.unpack_bits(masks, len(up))
-        found = formulas.backward(grad_out, grad_total, x, weights, *formulas.products(x, weights), active, square)
-        found = found if dense is None else found._replace(x=found.x + dense.x)
+    base = None if dense is None else dense.x
+    found = backward_on_gpu(grad_out, grad_total, x, _prepared(x, gate, up, down), masks, base, square, up.dtype)
     if dense is not None:
         for whole, part in zip(found[1:], dense[1:], strict=True):
             if whole is not None and part is not None:
-                whole.index_copy_(0, hot, part.to(whole.dtype))
+                whole.index_copy_(0, hot, part)
     return found
 
 

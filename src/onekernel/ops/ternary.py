@@ -55,9 +55,10 @@ def quantize_activation(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (x_q, x_scale): int8 (..., K) near y * x_scale, half to even; x_scale (...) is 127 / max(max|y|, 1e-5).
 
-    y is x, or with the weights `norm` (K,) its root-mean-square norm x / sqrt(mean(x^2) + eps) * norm. x is float32, or
-    bf16, which then also rounds the normalised value and its product with the weights, as models in bf16 do; another
-    float dtype is taken to float32. Raises ConfigError for no values, or weights of another length.
+    y is x, or with the weights `norm` (K,) its root-mean-square norm x / sqrt(mean(x^2) + eps) * norm. x is float32,
+    where the root is only in x_scale, as onekernel/phases/ternary.py says, or bf16, which also rounds the normalised
+    value and its product with the weights, as models in bf16 do; another float dtype is taken to float32. Raises
+    ConfigError for no values, or weights of another length.
     """
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ConfigError(f"x has shape {tuple(x.shape)}; activations are (..., K) with K of 1 or more")

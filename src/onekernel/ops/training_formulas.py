@@ -2,8 +2,7 @@
 
     h = activate(x . gate[n]) * (x . up[n]),  out = sum over n of h * down[n],  penalty = mean over tokens of sum |h|
 
-On a CPU all arithmetic is float32, or float64 for float64 inputs; on a GPU, where it serves for the neurons that are
-multiplied densely, it rounds where a dense feed-forward in bf16 does.
+All arithmetic is float32, or float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -115,14 +114,9 @@ def penalty_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-def sum_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of the products here: x's on a GPU, else that of `penalty_dtype`."""
-    return x.dtype if x.is_cuda else penalty_dtype(x)
-
-
 def _wide(values: Tensor) -> Tensor:
     """A bf16 product of many rows on a CPU is four times slower than a float32 one."""
-    return values.to(sum_dtype(values))
+    return values.to(penalty_dtype(values))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

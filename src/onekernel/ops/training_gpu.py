@@ -13,46 +13,98 @@ from onekernel.device.facts import facts
 from onekernel.errors import ConfigError
 from onekernel.kernels.sparse_training import TrainingKernels, TrainingShape
 from onekernel.ops.training_formulas import WORD, Gradients, Weights
+from onekernel.ops.training_hot import hot_backward, hot_forward
 
-TURN_TOKENS = 4096
-"""Tokens whose gate values are in memory at a time: 46 MB for 5,632 neurons."""
+TURN_TOKENS = 6144
+"""Tokens whose gate values are in memory at a time: 69 MB for 5,632 neurons, and 1,056 tiles of 128 x 256, eight for
+each of an H200's multiprocessors."""
 
-HIDDEN_MULTIPLE, INNER_MULTIPLE = 8, 32
+HIDDEN_MULTIPLE, INNER_MULTIPLE, HOT_MULTIPLE = 8, 32, 8
 
 
-class Cold(NamedTuple):
-    """What the forward gives for all but the hot neurons."""
+class Forward(NamedTuple):
+    """What the forward gives."""
 
     out: Tensor
     total: Tensor
+    """The sum of all |h|."""
     masks: Tensor
+    """Without hot neurons."""
     row_counts: Tensor
+    first: Tensor
+    """Of the hot neurons, (tokens, `hot_columns`); those that only fill up are zeros."""
 
 
-def forward_on_gpu(x: Tensor, weights: Weights, hot: Tensor, base: Tensor | None, square: bool) -> Cold:
-    """Return the feed-forward of (tokens, hidden) bf16 without the `hot` neurons, added to `base` if there is one."""
-    return forward_with(_kernels(x, weights, square, float_gradients=False), x, weights, hot, base)
+def hot_columns(hot: Tensor) -> int:
+    """Return how many columns the products of so many hot neurons have: as many, up to a multiple of 8."""
+    return -(-len(hot) // HOT_MULTIPLE) * HOT_MULTIPLE
 
 
-def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Tensor, base: Tensor | None) -> Cold:
+def forward_on_gpu(x: Tensor, weights: Weights, hot: Tensor, square: bool) -> Forward:
+    """Return the feed-forward of (tokens, hidden) bf16, of which the `hot` neurons are multiplied densely."""
+    return forward_with(_kernels(x, weights, square, float_gradients=False), x, weights, hot)
+
+
+def forward_with(kernels: TrainingKernels, x: Tensor, weights: Weights, hot: Tensor) -> Forward:
     """Do it with these kernels, which may be the shim's on a CPU. Raises ConfigError for another dtype than bf16."""
     _check(x, weights)
-    tokens, hidden = x.shape
-    # The product of a row of zeros is not active: so hot neurons drop out.
-    first = padded(weights.first.index_fill(0, hot, 0) if len(hot) else weights.first)
-    up, down = padded(weights.up), padded(weights.down_rows)
+    (tokens, hidden), hots = x.shape, hot.to(torch.int32)
+    first, up, down = padded(weights.first), padded(weights.up), padded(weights.down_rows)
     x = _columns(x)
-    out = torch.empty_like(x) if base is None else _columns(base)
+    out = torch.empty_like(x)
     masks = torch.empty(tokens, len(first) // WORD, dtype=torch.int32, device=x.device)
     counts = torch.empty(tokens, dtype=torch.int32, device=x.device)
     sums = torch.empty(tokens, device=x.device)
+    kept = x.new_empty(tokens, hot_columns(hot))
     for begin in range(0, tokens, TURN_TOKENS):
         turn = slice(begin, begin + TURN_TOKENS)
         values = F.linear(x[turn], first)
-        kernels.masks(values, masks[turn], counts[turn])
-        kernels.forward(x[turn], values, masks[turn], up, down, sums[turn], out[turn], accumulate=base is not None)
+        kernels.masks(values, hots, masks[turn], counts[turn], kept[turn])
+        kernels.forward(x[turn], values, masks[turn], up, down, sums[turn], out[turn], accumulate=False)
         del values  # before the next turn's are made
-    return Cold(out[:, :hidden].contiguous(), sums.sum(), masks, counts)
+    if len(hot):
+        chosen = Weights(None if weights.gate is None else first[hot], up[hot], down[hot])
+        hot_forward(kernels, x, filled(chosen, kept.shape[1]), kept, sums, out)
+    return Forward(out[:, :hidden].contiguous(), sums.sum(), masks, counts, kept)
+
+
+def hot_backward_on_gpu(
+    grad_out: Tensor,
+    grad_total: Tensor,
+    x: Tensor,
+    weights: Weights,
+    first: Tensor,
+    square: bool,
+    gradient_dtype: torch.dtype,
+) -> Gradients:
+    """Return the gradients of x and of the hot neurons' weights; first: the forward's, which may have more columns."""
+    kernels = _kernels(x, weights, square, float_gradients=False)
+    return hot_backward_with(kernels, grad_out, grad_total, x, weights, first, gradient_dtype)
+
+
+def hot_backward_with(
+    kernels: TrainingKernels,
+    grad_out: Tensor,
+    grad_total: Tensor,
+    x: Tensor,
+    weights: Weights,
+    first: Tensor,
+    gradient_dtype: torch.dtype,
+) -> Gradients:
+    """Do it with these kernels, which may be the shim's on a CPU."""
+    neurons, l1 = len(weights.up), grad_total.reshape(1).float()
+    weights = filled(weights, first.shape[1])
+    found = hot_backward(kernels, grad_out, l1, x.contiguous(), weights, first, gradient_dtype)
+    gate_grad = None if found.gate is None else found.gate[:neurons]
+    return Gradients(found.x, gate_grad, found.up[:neurons], found.down_rows[:neurons])
+
+
+def filled(weights: Weights, neurons: int) -> Weights:
+    """Return the weights with neurons of zeros up to so many."""
+    missing = (0, 0, 0, neurons - len(weights.up))
+    if not any(missing):
+        return weights
+    return Weights(*(None if weight is None else F.pad(weight, missing) for weight in weights))  # type: ignore[arg-type]
 
 
 def backward_on_gpu(

@@ -2,15 +2,24 @@
 
 The rounding contract, for one token x (K,):
 
-1. The residual and x are float32. A norm before the product is float32 as well: the mean of x^2 is taken in float64 and
-   rounded once, then y = (x * (1 / sqrt(mean + eps))) * weight, each operation rounded to float32.
-2. inverse = 127 / max(absmax(y), 1e-5), which PyTorch computes as the rounded reciprocal times 127;
-   q = clamp(round(y * inverse), -128, 127), half to even. All in float32.
+1. The residual and x are float32. A norm before the product is float32 as well, and its root is no part of what is
+   rounded to int8: t = x * weight, rounded, and rms = sqrt(mean(x^2) + eps). Without a norm t = x and rms = 1.
+2. inverse = 127 / max(absmax(t), least), which PyTorch computes as the rounded reciprocal times 127;
+   q = clamp(round(t * inverse), -128, 127), half to even. All in float32. least is 1e-5, and 1e-10 before a norm: that
+   multiplies with 1 / sqrt(eps) at most, so what it makes larger than 1e-5 was larger than 1e-10.
 3. sums[n] = sum over k of q[k] * code[n, k]: whole numbers, exact in any order.
-4. result[n] = float32(sums[n]) * (scale[n] / inverse), each operation rounded. With group scales the groups' terms,
-   float32(sums of the group) * scale, are added in order of K and the total is divided by inverse.
-5. Embedding, norm weights, a dense head and the KV cache have the model's dtype, as a rule bf16; attention and a dense
+4. result[n] = float32(sums[n]) * (scale[n] / (inverse * rms)), each operation rounded. With group scales the groups'
+   terms, float32(sums of the group) * scale, are added in order of K and the total is divided by inverse * rms.
+5. The mean is the sum of the squares, rounded, times the rounded 1 / K. The sum is float32 in an order that K alone
+   decides. Of n values "in halves" is: the second half is added to the first, value by value, until one is left.
+   Columns, with zeros behind them, are fours, and each is summed in halves. Sum number i of these is added to those of
+   i - 128, i - 256, ..., the first of them first. What comes of it is 128 values: fours again, summed in halves, and
+   the 32 sums in halves.
+6. Embedding, norm weights, a dense head and the KV cache have the model's dtype, as a rule bf16; attention and a dense
    head round their operands to it, as in every other model. Nothing else is rounded to bf16.
+
+Why the root is apart: it is a sum over all of x, which nothing waits for before the result. In the order of the models'
+own code a kernel waits for the sum, then for the largest value, and sees every input three times.
 
 Where the models' own code differs: it rounds the normed values and their product with the norm weights to bf16, and the
 residual after every addition. An int8 value is then another where that moves it over a half; the tests count them.
@@ -18,31 +27,49 @@ residual after every addition. An int8 value is then another where that moves it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from onekernel.weights.ternary.matrix import TernaryMatrix
 
 SMALLEST_ABSMAX = 1e-5
 """Lower bound of a token's largest absolute value, as in the models' own code."""
+SMALLEST_BEFORE_NORM = 1e-10
+"""The same where a norm follows, which may make it 1 / sqrt(eps) times as large."""
+
+_SHAPE = (32, 4, 4)
+"""Of the squares of 512 columns: lanes of a warp, fours that a lane adds up, columns of a four."""
 
 _CUDA_ROWS = 32
 """PyTorch's int8 product on a GPU takes more than 16 rows."""
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the RMS norm of x (tokens, K) float32 by the contract's order of operations."""
-    mean = x.double().square().mean(-1, keepdim=True).float()
+def root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return sqrt(mean(x^2) + eps), (tokens, 1) float32, of x (tokens, K) float32 in the contract's order."""
+    tokens, k = x.shape
+    squares = F.pad(x.square(), (0, -k % math.prod(_SHAPE))).view(tokens, -1, *_SHAPE)
+    first, *others = _in_halves(squares).unbind(1)
+    for sums in others:
+        first = first + sums
+    mean = _in_halves(_in_halves(first))[:, None] * (1 / k)
     # PyTorch's root of many floats on a CPU is a unit off in 1 of 150; a float64 one, rounded, is the nearest float.
-    root = (mean + eps).double().sqrt().float()
-    return x * (1 / root) * weight
+    return (mean + eps).double().sqrt().float()
 
 
-def quantise_activations(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values (tokens, K) of float32 y and what they were multiplied by, (tokens, 1) float32."""
-    inverse = 127 / y.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_ABSMAX)
-    q = (y * inverse).round().nan_to_num(0).clamp(-128, 127)  # inverse says that a value was NaN; an int8 cannot
+def _in_halves(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the last dimension, whose size is a power of two."""
+    while (n := values.shape[-1]) > 1:
+        values = values[..., : n // 2] + values[..., n // 2 :]
+    return values[..., 0]
+
+
+def quantise_activations(t: torch.Tensor, least: float = SMALLEST_ABSMAX) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 values (tokens, K) of float32 t and what they were multiplied by, (tokens, 1) float32."""
+    inverse = 127 / t.abs().amax(dim=-1, keepdim=True).clamp(min=least)
+    q = (t * inverse).round().nan_to_num(0).clamp(-128, 127)  # inverse says that a value was NaN; an int8 cannot
     return q.to(torch.int8), inverse
 
 
@@ -68,19 +95,22 @@ class TernaryReference:
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32, quantised to int8: (tokens, N) float32. See the contract."""
-        q, inverse = quantise_activations(x)
+        return self._product(*quantise_activations(x))
+
+    def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return the product with the normed x."""
+        q, inverse = quantise_activations(x * weight, SMALLEST_BEFORE_NORM)
+        return self._product(q, inverse * root_mean_square(x, eps))
+
+    def _product(self, q: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
         matrix = self.matrix
         if matrix.group is None:
             return integer_sums(q, matrix.codes).float() * (matrix.row_scales() / inverse)
-        total = torch.zeros(x.shape[0], matrix.shape[0], device=x.device)
+        total = torch.zeros(q.shape[0], matrix.shape[0], device=q.device)
         parts = zip(q.split(matrix.group, 1), matrix.codes.split(matrix.group, 1), matrix.scales.unbind(1), strict=True)
         for values, codes, scales in parts:
             total += integer_sums(values.contiguous(), codes).float() * scales
         return total / inverse
-
-    def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return the product with the normed x."""
-        return self.linear(norm(x, weight, eps))
 
     def __getitem__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return rows, (tokens, K) float32: a ternary embedding."""
@@ -110,10 +140,17 @@ class Int8Rows:
     def linear(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with x (tokens, K) float32: (tokens, N) float32."""
         coarse, inverse = quantise_activations(x)
-        fine = ((x * inverse - coarse) * _FINE).round().nan_to_num(0).clamp(-127, 127).to(torch.int8)
-        sums, rest = integer_sums(torch.cat((coarse, fine)), self.values).chunk(2)
-        return (sums.float() + rest.float() / _FINE) * (self.scales / inverse)
+        return self._product(x, coarse, inverse, inverse)
 
     def normed_linear(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return the product with the normed x."""
-        return self.linear(norm(x, weight, eps))
+        t = x * weight
+        coarse, inverse = quantise_activations(t, SMALLEST_BEFORE_NORM)
+        return self._product(t, coarse, inverse, inverse * root_mean_square(x, eps))
+
+    def _product(
+        self, t: torch.Tensor, coarse: torch.Tensor, inverse: torch.Tensor, divisor: torch.Tensor
+    ) -> torch.Tensor:
+        fine = ((t * inverse - coarse) * _FINE).round().nan_to_num(0).clamp(-127, 127).to(torch.int8)
+        sums, rest = integer_sums(torch.cat((coarse, fine)), self.values).chunk(2)
+        return (sums.float() + rest.float() / _FINE) * (self.scales / divisor)

@@ -121,7 +121,7 @@ class Cta:
         if task["flags"] & (Flag.TERNARY | Flag.INT8):
             own = QuantisedRows.of(machine, task)
             for s, x in zip(self.sequences, taken, strict=True):
-                done(s, own.times(normed(machine, task, x)) + bias)
+                done(s, own.times(*normed(machine, task, x)) + bias)
             return
         weights = machine.matrix(task["weights"], task["count"], task["k_units"], tile_rows)
         for s, x in zip(self.sequences, taken, strict=True):

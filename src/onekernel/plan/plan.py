@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onekernel.config import ModelConfig
-from onekernel.errors import ConfigError
+from onekernel.errors import ConfigError, DenseOnlyError
 from onekernel.phases.attention import task as attention
 from onekernel.phases.choose import task as choose
 from onekernel.phases.combine import task as combine
@@ -197,9 +197,9 @@ def make_plan(
     layout = choose_layout(config, tile_rows, limits.max_context, slowest, active_fraction)
     shares = make_partition(config, layout, limits.ctas, partition, order, fraction)
     if any(key[0] == "gate" and share.count.min() < 1 for key, share in shares.products.items()):
-        raise ConfigError(
+        raise DenseOnlyError(
             f"{config.intermediate_size} neurons in tiles of {layout.tile_rows.gate_up} are too few for {limits.ctas} "
-            f"CTAs, each of which must have some: plan the feed-forwards as dense ones"
+            "CTAs, each of which must have some"
         )
     phases = _phases(config, LAYER_KINDS if active_fraction is None else SPARSE_LAYER_KINDS)
     buffers = _buffers(config, limits, layout)
@@ -236,7 +236,7 @@ def _check_sparse(config: ModelConfig, limits: Limits, active_fraction: float) -
     if limits.sequences > 1:
         reason = f"they take one sequence, and {limits.sequences} were asked for"
     if reason is not None:
-        raise ConfigError(f"sparse feed-forwards are not possible: {reason}; plan them as dense ones")
+        raise DenseOnlyError(reason)
 
 
 def _phases(config: ModelConfig, layer_kinds: tuple[Kind, ...]) -> tuple[PhaseInfo, ...]:
@@ -333,7 +333,7 @@ def _quantised(
     config: ModelConfig, limits: Limits, layout: WeightLayout, tasks: npt.NDArray[np.void]
 ) -> QuantisedSizes:
     """Return what products of int8 activations keep in shared memory."""
-    most_scales, most_sums = 0, 0
+    most_scales, most_sums, slots = 0, 0, round_up(limits.consumer_warps, 4)
     for kind, matrix in _MATRIX_OF.items():
         column = tasks[:, tasks["kind"][0] == kind]
         place = layout.matrices[matrix, 0]
@@ -341,13 +341,13 @@ def _quantised(
         if place.form == "int8":
             run = quantised_run(place.k_units, limits.consumer_warps)
             rows = round_up(_INT8_RUN, run) * place.tile_rows
-        scales = rows * scales_of_row(config, place)
-        if place.form == "ternary":
-            parts = limits.consumer_warps if config.ternary is None or config.ternary.group is None else scales // rows
-            most_sums = max(most_sums, rows * parts)
-        elif place.form == "int8":
-            most_sums = max(most_sums, 2 * rows * limits.consumer_warps)
-        most_scales = max(most_scales, scales)
+        if place.form == "int8":
+            most_sums = max(most_sums, 2 * rows * slots)
+        elif place.form == "ternary" and (config.ternary is None or config.ternary.group is None):
+            most_sums = max(most_sums, rows * slots)
+        elif place.form == "ternary":
+            scales = rows * scales_of_row(config, place)
+            most_sums, most_scales = max(most_sums, scales), max(most_scales, scales)
     return QuantisedSizes(most_sums, most_scales)
 
 

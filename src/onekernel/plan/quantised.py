@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from onekernel.phases.ternary import SMALLEST_ABSMAX, SMALLEST_BEFORE_NORM, root_mean_square
 from onekernel.plan.abi import Flag, Kind
 from onekernel.plan.exchange import F32
 from onekernel.plan.layout import SMALL_UNIT_BYTES
@@ -19,7 +20,7 @@ from onekernel.weights.ternary.packed import UNIT_COLUMNS
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
 
 _INT8_COLUMNS = 32
-_LEAST = np.float32(1e-5)
+_LEAST, _LEAST_BEFORE_NORM = np.float32(SMALLEST_ABSMAX), np.float32(SMALLEST_BEFORE_NORM)
 _FINE = np.float32(254)
 
 F64 = npt.NDArray[np.float64]
@@ -58,12 +59,14 @@ class QuantisedRows:
         scales = machine.floats(start, rows * of_row).reshape(tiles, of_row, QUANTISED_ROWS)
         return cls(weights.numpy().astype(np.float64), scales.transpose(0, 2, 1).reshape(rows, of_row), int8)
 
-    def times(self, y: F32) -> F32:
-        """Return the product with the inputs, which are made int8 first."""
-        most = np.maximum(np.abs(y).max(), _LEAST)
+    def times(self, t: F32, root: np.float32 | None) -> F32:
+        """Return the product with the inputs, which are made int8 first; `root`: what their norm divides them by."""
+        most = np.maximum(np.abs(t).max(), _LEAST if root is None else _LEAST_BEFORE_NORM)
         inverse = np.float32(1) / most * np.float32(127)
         padded = np.zeros(self.weights.shape[1], np.float32)
-        padded[: len(y)] = y * inverse
+        padded[: len(t)] = t * inverse
+        if root is not None:
+            inverse = inverse * root
         coarse = _int8(padded)
         if self.fine:
             rest = _int8((padded - coarse.astype(np.float32)) * _FINE)
@@ -80,16 +83,15 @@ class QuantisedRows:
         return _floats(total / inverse)
 
 
-def normed(machine: Machine, task: dict[str, int], x: F32) -> F32:
-    """Return a task's inputs after its norm, if it has one."""
+def normed(machine: Machine, task: dict[str, int], x: F32) -> tuple[F32, np.float32 | None]:
+    """Return a task's inputs times the weights of its norm, if it has one, and what the norm divides them by."""
     if not task["norm"]:
-        return x
+        return x, None
     header = machine.header
     count = {Kind.OUT: task["inputs"], Kind.DOWN: header["inner"]}.get(Kind(task["kind"]), header["hidden"])
-    mean = np.float32((x.astype(np.float64) ** 2).sum() / count)
-    root = np.float32(1) / np.sqrt(mean + np.float32(header["eps"]))
-    normalised: F32 = x * root * machine.floats(task["norm"] - 1, len(x))
-    return normalised
+    root = root_mean_square(torch.from_numpy(x[None, :count].copy()), header["eps"])
+    weighted: F32 = x * machine.floats(task["norm"] - 1, len(x))
+    return weighted, np.float32(root.item())
 
 
 def _int8(values: F32) -> F64:

@@ -19,9 +19,8 @@ _TRACE_WORDS = 8
 _BARRIER_BYTES = 16
 _SPLIT_BYTES = 2 * 16
 """Of each sequence: how its cache is shared out for the token that is computed, and for the one that is loaded."""
-_WARP_BYTES = 16
-"""Of each warp, with quantised products: a double of squares, the largest value, the sum of its int8 values."""
-_SMALLEST_GROUP = 64
+_FOURS_IN_REGISTERS = 4
+"""Fours of values that a thread of a quantised product keeps in registers until they are int8."""
 _QUAD = 4
 _SPLIT_VALUES = 64
 _FEWEST_PIECE_TOKENS = 8
@@ -53,8 +52,9 @@ class SharedLayout:
     residual: int
     """(sequences, max_hidden_rows) float32."""
     quantised: int
-    """Of products with int8 activations only: what warps tell each other, the normed values (max_inputs) float32, sums
-    of groups of 64 or 128 int8 values, the scales of the CTA's rows."""
+    """Of products with int8 activations only: each warp's largest value and sum of int8 values, what scales are divided
+    by, sums of squares of four inputs, sums of 64 or 128 int8 values, inputs that no register has room for (float32),
+    with groups the scales of the CTA's rows."""
     neurons: int
     """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons), then a word and a float32 for
     each of those that fire."""
@@ -70,7 +70,7 @@ class QuantisedSizes:
     sums: int
     """Words for integer sums over parts of K, of the widest phase."""
     scales: int
-    """Floats of the scales of one CTA's rows in one phase, or one run of it."""
+    """With groups: floats of the scales of one CTA's rows in one phase."""
 
 
 def quantised_run(k_units: int, warps: int) -> int:
@@ -128,12 +128,16 @@ def shared_layout(
     quantised_bytes = 0
     if quantised is not None:
         fewest_rows = max(fewest_rows, round_up(-(-quantised.sums // limits.consumer_warps), 8))
+        round_fours = _FOURS_IN_REGISTERS * 32 * (limits.consumer_warps - 1)
         floats = (
-            max_inputs
-            + round_up(-(-max_inputs // _SMALLEST_GROUP), 4)
-            + round_up(max(quantised.scales, fewest_rows), 4)
+            2 * round_up(limits.consumer_warps, 4)
+            + 4
+            + max_inputs // 4
+            + round_up(max_inputs // 64, 4)
+            + (max_inputs // 4 - 1) // round_fours * round_fours * 4
+            + round_up(quantised.scales, 4)
         )
-        most_rows, quantised_bytes = fewest_rows, _WARP_BYTES * limits.consumer_warps + 4 * floats
+        most_rows, quantised_bytes = fewest_rows, 4 * floats
     for max_rows in (max(round_up(most_rows, 8), fewest_rows), fewest_rows):
         records = scratch - limits.sequences * max_inputs // 2  # of attention, that do not fit where inputs are
         choice = CHOICE_SHARED_BYTES // 4 - limits.sequences * max_inputs // 2

@@ -11,11 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from onekernel.config import ModelConfig
 from onekernel.errors import UnsupportedModelError
-from onekernel.ops.sparse_training import SparsityStats, Trained
+from onekernel.ops.sparse_training import SparsityStats
 from onekernel.phases.attention.rope import rope_table, rotate
 from onekernel.train.feed_forward import FeedForward
 
 Activation = Literal["silu", "relu", "relu2"]
+
+Done = tuple[Tensor, Tensor, Tensor | None]
+"""Of one feed-forward: penalty, active neurons by token, active tokens by neuron if they are counted; see `Trained`."""
 
 
 class Losses(NamedTuple):
@@ -77,11 +80,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Trained]:
-        """Return the residual after this layer, and what its feed-forward did."""
+    def forward(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Done]:
+        """Return the residual after this layer, and what its feed-forward did.
+
+        In plain tuples: a compiled frame cannot return named ones in every version of PyTorch.
+        """
         x = x + self.self_attn(self.input_layernorm(x), rope)
-        trained: Trained = self.mlp(self.post_attention_layernorm(x))
-        return x + trained.out, trained
+        out, penalty, row_counts, neuron_counts = self.mlp(self.post_attention_layernorm(x))
+        return x + out, (penalty, row_counts, neuron_counts)
 
 
 class SparseLlama(nn.Module):
@@ -117,17 +123,17 @@ class SparseLlama(nn.Module):
         for layer in self.layers:
             layer.mlp.count_neurons = wanted
 
-    def logits(self, ids: Tensor) -> tuple[Tensor, list[Trained]]:
+    def logits(self, ids: Tensor) -> tuple[Tensor, list[Done]]:
         """Return the logits after each of ids, (batch, tokens) int64, and what the feed-forwards did."""
         body: Any = self.model
         x, rope = body.embed_tokens(ids), self.rope[:, : ids.shape[1]]
         done = []
         for layer in body.layers:
             if self.recompute and self.training:
-                x, trained = checkpoint(layer, x, rope, use_reentrant=False)
+                x, did = checkpoint(layer, x, rope, use_reentrant=False)
             else:
-                x, trained = layer(x, rope)
-            done.append(trained)
+                x, did = layer(x, rope)
+            done.append(did)
         x = body.norm(x)
         head = body.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
         return F.linear(x, head), done
@@ -136,9 +142,8 @@ class SparseLlama(nn.Module):
         """Return the losses of pieces, (batch, context + 1) int64: each token is predicted from those before it."""
         logits, done = self.logits(ids[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-        penalty = torch.stack([trained.penalty for trained in done]).mean()
-        rows, neurons = [trained.row_counts for trained in done], [trained.neuron_counts for trained in done]
-        return Losses(loss, penalty, rows, neurons)
+        penalties, rows, neurons = zip(*done, strict=True)
+        return Losses(loss, torch.stack(penalties).mean(), list(rows), list(neurons))
 
 
 def initialise(model: SparseLlama, seed: int) -> None:

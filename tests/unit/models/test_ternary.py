@@ -112,8 +112,8 @@ def test_logits_are_those_of_the_oracle(kind: str, tmp_path: Path, monkeypatch: 
     flips: list[np.ndarray] = []
     own = phase.quantise_activations
 
-    def forced(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        q, inverse = own(y)
+    def forced(y: torch.Tensor, *least: float) -> tuple[torch.Tensor, torch.Tensor]:
+        q, inverse = own(y, *least)
         true = torch.from_numpy(next(exact))
         flips.append((q - true).abs().numpy())
         return true.to(torch.int8), inverse

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from onekernel.errors import ConfigError
-from onekernel.ops import training_hot
 from onekernel.ops.sparse_training import SparseFFN, Trained, TrainingRoute, l1_loss, train_ffn
 
 HIDDEN, INNER, TOKENS = 24, 70, 37
@@ -103,14 +102,6 @@ def test_gradcheck(route: str, gated: bool, activation: str) -> None:
         return found.out, found.penalty
 
     assert torch.autograd.gradcheck(outputs, small.leaves, fast_mode=True)
-
-
-@pytest.mark.parametrize("gated", [True, False])
-def test_hot_neurons_take_turns(monkeypatch: pytest.MonkeyPatch, gated: bool) -> None:
-    case = Case.random(0.3, gated=gated)
-    monkeypatch.setattr(training_hot, "TURN_TOKENS", 10)
-    for got, want in zip(case.gradients(ROUTES["hot"]), case.formula(False), strict=True):
-        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("route", ["sparse", "hot"])

@@ -35,6 +35,9 @@ def test_a_product_has_the_reference_s_bits(layout: str, name: str) -> None:
     got = ternary_linear(q, scale, weight)
     assert torch.equal(got, TernaryReference(matrix).linear(x.view(10, -1)).view(2, 5, -1))
     assert torch.equal(ternary_linear(q, scale, weight, torch.bfloat16), got.bfloat16())
+    norm = torch.rand(matrix.shape[1], generator=torch.Generator().manual_seed(2)) + 0.5
+    normed = ternary_linear(*quantize_activation(x, norm, 1e-5), weight)
+    assert torch.equal(normed.view(10, -1), TernaryReference(matrix).normed_linear(x.view(10, -1), norm, 1e-5))
     want_q, want_scale = quantise_activations(x.view(10, -1))
     assert torch.equal(q.view(10, -1), want_q) and torch.equal(scale.view(10, 1), want_scale)
 

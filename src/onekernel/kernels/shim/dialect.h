@@ -48,6 +48,7 @@ inline float __uint_as_float(unsigned bits) { return shim_bits<float>(bits); }
 inline unsigned __float_as_uint(float value) { return shim_bits<unsigned>(value); }
 inline int __float2int_rn(float value) { return static_cast<int>(nearbyintf(value)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __expf(float value) { return expf(value); }
 inline float __logf(float value) { return logf(value); }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "ptx/copy.cuh"
-#include "sparse/words.cuh"
+#include "sparse/gradients.cuh"
 
 constexpr u32 TRAIN_WARPS = TRAIN_THREADS / WARP, TRAIN_COLUMNS = TRAIN_HIDDEN / 8, TRAIN_SUMS = 16;
 static_assert(3 * TRAIN_BATCH <= TRAIN_SUMS && TRAIN_THREADS * TRAIN_VECTORS >= TRAIN_COLUMNS, "sizes of training");
@@ -60,22 +60,11 @@ struct Sums {
   }
 };
 
-// ReLU that passes NaN on.
-__device__ __forceinline__ float relu(float value) { return value < 0.0f ? 0.0f : value; }
-
-// The gradients of x . gate and x . up, and h, of one active value.
-struct Active {
-  float gate, up, inner;
-};
-
 // From the dot products x . gate, x . up and grad_out . down, which lanes 3j to 3j + 2 hold.
 __device__ __forceinline__ Active differentiate(float dots, u32 j, float l1) {
   const float up = shuffle_index(dots, 3 * j + 1), grad_out = shuffle_index(dots, 3 * j + 2);
-  const float first = relu(TRAIN_GATED ? shuffle_index(dots, 3 * j) : up);
-  const float outer = activate<TRAIN_SQUARE>(first), inner = TRAIN_GATED ? outer * up : outer;
-  const float sign = inner > 0.0f ? 1.0f : inner < 0.0f ? -1.0f : 0.0f;
-  const float grad = grad_out + l1 * sign, slope = TRAIN_SQUARE ? 2.0f * first : 1.0f;
-  return TRAIN_GATED ? Active{grad * up * slope, grad * outer, inner} : Active{0.0f, grad * slope, inner};
+  const float first = TRAIN_GATED ? shuffle_index(dots, 3 * j) : up;
+  return gradients_of<TRAIN_GATED, TRAIN_SQUARE>(first, up, grad_out, l1);
 }
 
 // Of 2 * HALF values a lane keeps one half and adds what its partner has of that: 16 sums cost 16 exchanges in all.

@@ -1,10 +1,10 @@
-// Root-mean-square norm and quantisation to int8 of one token a CTA: q = round(y * inverse), half to even, with inverse =
-// 127 / max|y| and y = x / sqrt(mean(x^2) + eps) * weight, or y = x without a norm.
+// Root-mean-square norm and quantisation to int8 of one token a CTA: q = round(t * inverse), half to even, with inverse =
+// 127 / max|t|. Without a norm t = x. With float input t = x * weight, and inverse is then multiplied with the root mean
+// square of x; its sum and the order of operations are those of onekernel/phases/ternary.py. With bf16 input the normalised
+// value and its product with the weight, t, are each rounded to bf16, as models in that type round them.
 //
-// Sums of squares are in double, so that the float the root is taken of does not depend on the order of the sum; root and
-// divisions are the exactly rounded ones. With bf16 input the normalised value and its product with the weight are each
-// rounded to bf16, as models in that type round them. A value that is no number makes inverse NaN or 0, and so
-// every product with this token no number either.
+// Root and divisions are the exactly rounded ones. A value that is no number makes inverse NaN or 0, and so every product
+// with this token no number either.
 //
 // Constants: QUANTISE_THREADS, QUANTISE_BF16 (1: x is bf16, 0: float), QUANTISE_NORM (0: without one).
 #include "ptx/convert.cuh"
@@ -12,33 +12,43 @@
 #include "ptx/shuffle.cuh"
 
 constexpr u32 THREADS = QUANTISE_THREADS, WARPS = THREADS / WARP;
-constexpr float LEAST = 1e-5f;  // of max|y|: as the models do
+constexpr u32 FOUR = 4, PLACES = WARP * FOUR;  // that sums of fours are added up to
+constexpr bool ROOT_APART = QUANTISE_NORM && !QUANTISE_BF16;
+constexpr float LEAST = ROOT_APART ? 1e-10f : 1e-5f;  // of max|t|: as the models do, but before the root
 
 __device__ __forceinline__ float rounded(float value) { return QUANTISE_BF16 ? bf16_low(bf16_pair(value, 0)) : value; }
 
 // The larger one; NaN if either is.
 __device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-__device__ __forceinline__ double combine(double a, double b) { return a + b; }
-__device__ __forceinline__ float combine(float a, float b) { return larger(a, b); }
+__device__ __forceinline__ float four_in_halves(float a, float b, float c, float d) {
+  return __fadd_rn(__fadd_rn(a, c), __fadd_rn(b, d));
+}
 
-// The sum of doubles, or the largest of floats, over the CTA, in all threads. `parts` has WARPS of them.
-template <class T>
-__device__ __forceinline__ T reduce(T value, T* parts) {
+// The sum of all lanes' values in halves, in all lanes.
+__device__ __forceinline__ float in_halves(float value) {
 #pragma unroll
-  for (u32 mask = WARP / 2; mask > 0; mask /= 2) value = combine(value, shuffle_xor(value, mask));
+  for (u32 mask = WARP / 2; mask > 0; mask /= 2) value = __fadd_rn(value, shuffle_xor(value, mask));
+  return value;
+}
+
+// The largest of the CTA's values, in all threads. `parts` has WARPS of them.
+__device__ __forceinline__ float largest_of(float value, float* parts) {
+#pragma unroll
+  for (u32 mask = WARP / 2; mask > 0; mask /= 2) value = larger(value, shuffle_xor(value, mask));
   if (lane_index() == 0) parts[warp_index()] = value;
   __syncthreads();
   value = parts[0];
 #pragma unroll
-  for (u32 warp = 1; warp < WARPS; warp++) value = combine(value, parts[warp]);
+  for (u32 warp = 1; warp < WARPS; warp++) value = larger(value, parts[warp]);
   return value;
 }
 
 struct Token {
   const u8* x;  // (columns,)
   const float* weight;
-  float root;
+  u32 columns;
+  float root;  // 1 / root mean square; with float input it is not part of a value
 
   __device__ __forceinline__ float at(u32 column) const {
     if (QUANTISE_BF16) return bf16_low(reinterpret_cast<const u16*>(x)[column]);
@@ -47,7 +57,27 @@ struct Token {
 
   __device__ __forceinline__ float normed(u32 column) const {
     if (QUANTISE_NORM == 0) return at(column);
+    if (ROOT_APART) return at(column) * weight[column];
     return rounded(rounded(at(column) * root) * weight[column]);
+  }
+
+  __device__ __forceinline__ float square(u32 column) const {
+    const float value = column < columns ? at(column) : 0.0f;
+    return __fmul_rn(value, value);
+  }
+
+  // The sum of squares of the CTA's token, in all threads. `parts` has PLACES of them.
+  __device__ __forceinline__ float squares(float* parts) const {
+    for (u32 place = threadIdx.x; place < PLACES; place += THREADS) {
+      float sum = 0;
+#pragma unroll 4
+      for (u32 i = place * FOUR; i < columns; i += PLACES * FOUR)
+        sum = __fadd_rn(sum, four_in_halves(square(i), square(i + 1), square(i + 2), square(i + 3)));
+      parts[place] = sum;
+    }
+    __syncthreads();
+    const float* own = parts + lane_index() * FOUR;
+    return in_halves(four_in_halves(own[0], own[1], own[2], own[3]));
   }
 };
 
@@ -56,21 +86,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_quantise(const u8*
                                                                        signed char* q,       // (tokens, columns)
                                                                        float* inverses,      // (tokens,)
                                                                        u32 columns, float eps) {
-  double* sums = reinterpret_cast<double*>(dynamic_shared());  // (WARPS,)
-  float* largest = reinterpret_cast<float*>(sums + WARPS);     // (WARPS,)
+  float* sums = reinterpret_cast<float*>(dynamic_shared());  // (PLACES,)
+  float* largest = sums + PLACES;                            // (WARPS,)
   const u64 first = static_cast<u64>(blockIdx.x) * columns;
-  Token token{x + first * (QUANTISE_BF16 ? 2 : 4), weight, 1.0f};
+  Token token{x + first * (QUANTISE_BF16 ? 2 : 4), weight, columns, 1.0f};
+  float root = 1.0f;
   if (QUANTISE_NORM) {
-    double squares = 0;
-    for (u32 i = threadIdx.x; i < columns; i += THREADS) squares += static_cast<double>(token.at(i)) * token.at(i);
-    const float mean = static_cast<float>(reduce(squares, sums) / columns);
-    token.root = 1.0f / sqrtf(mean + eps);
+    root = sqrtf(__fadd_rn(__fmul_rn(token.squares(sums), 1.0f / static_cast<float>(columns)), eps));
+    token.root = 1.0f / root;
   }
   float most = 0;
   for (u32 i = threadIdx.x; i < columns; i += THREADS) most = larger(most, fabsf(token.normed(i)));
-  most = larger(LEAST, reduce(most, largest));
+  most = larger(LEAST, largest_of(most, largest));
   const float inverse = 1.0f / most * 127.0f;  // in this order: so PyTorch divides a number by a tensor
   for (u32 i = threadIdx.x; i < columns; i += THREADS)
     q[first + i] = static_cast<signed char>(__float2int_rn(token.normed(i) * inverse));
-  if (threadIdx.x == 0) inverses[blockIdx.x] = inverse;
+  if (threadIdx.x == 0) inverses[blockIdx.x] = ROOT_APART ? inverse * root : inverse;
 }

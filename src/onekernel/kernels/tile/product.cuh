@@ -69,8 +69,7 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
       ok = each == 1 ? ok && take_sequence<false, 1>(m, norm, word, pairs, want, x, squares)
                      : ok && take_sequence<false, 2>(m, norm, word, pairs, want, x, squares);
     else
-      ok = each <= 4 ? ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares)
-                     : ok && take_sequence<false, 8>(m, norm, word, pairs, want, x, squares);
+      ok = ok && take_sequence<false, 4>(m, norm, word, pairs, want, x, squares);
     // Columns between the inputs and the next whole unit have zero weights, but zero times NaN is NaN.
 #pragma unroll 1
     for (u32 i = pairs + threadIdx.x; i < task.k_units * unit_columns / 4; i += CONSUMERS) store_pair(x, i, 0, 0);
@@ -95,7 +94,7 @@ __device__ __forceinline__ float norm_factor(const Machine& m, const Task& task,
 // The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
 __device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lane_index()); }
 
-// Whether a warp takes pairs of neighbouring units: half of the warps take a stage, the others the next. A wait and an
+// Whether a part of K is a pair of neighbouring units: half of the warps take a stage, the others the next. A wait and an
 // arrival then serve two units; that is what counts after a hand-over, when the ring is full. A pair must lie in one row
 // tile, and with an odd number of stages a ring stage would change hands in every round (tile/ring.cuh).
 constexpr bool CAN_PAIR = SEQUENCES == 1 && MK_STAGES % 2 == 0 && MK_WARPS % 2 == 0;
@@ -112,102 +111,75 @@ __device__ __forceinline__ u32 part_chunk(u32 row, u32 chunk) {
 }
 __device__ __forceinline__ u32 part_at(u32 row, u32 part) { return part_chunk(row, part / 4) + part % 4; }
 
-// Multiplies `row_tiles` row tiles, which start at a whole stage, with the inputs of one sequence, and leaves the parts of
-// each row in shared.partial(). A meeting follows.
+// A warp's way through a product of one sequence, part by part: a pair of units, or a unit. Part i of a run belongs to warp
+// i % MK_WARPS, so of pairs a stage belongs to half of the warps. It begins before the inputs are there, when nobody waits for
+// it: the first weights are in registers when they come.
+// `ok` is false for a thread that gave up a wait. It waits no more, but goes through all stages with its warp: only the
+// CTA's meeting may part them, and the result is dropped there.
+struct Walk {
+  u32 lane = kept(lane_index()), warp = kept(warp_index());
+  MegaCursor at;
+  u32 parts, to_take;  // to_take: stages in which this warp may have parts
+  u32 k, row;          // of the warp's next part in its row tile; of which the lane may have the sum
+  uint4 weights[4] = {};
+
+  __device__ __forceinline__ Walk(const Machine& m, u32 row_tiles, u32 k_parts, u32 tile_rows, bool pairs)
+      : at(m.at), parts(row_tiles * k_parts), to_take(stages(pairs)), k(warp), row(lane / 4) {
+    if (pairs) {
+      to_take = (to_take + 1 - warp / (MK_WARPS / 2)) / 2;
+      if (warp >= MK_WARPS / 2) at.advance();
+    }
+    for (; k >= k_parts; row += tile_rows) k -= k_parts;
+  }
+
+  // Of the run.
+  __device__ __forceinline__ u32 stages(bool pairs) const {
+    return pairs ? (parts + MK_WARPS / 2 - 1) / (MK_WARPS / 2) : (parts + MK_WARPS - 1) / MK_WARPS;
+  }
+
+  // Takes the weights of the warp's next part.
+  template <u32 UNITS>
+  __device__ __forceinline__ bool load(Machine& m, bool ok) {
+    ok = ok && m.take(at);
+    const u8* stage = m.ring.stages + at.stage * STAGE_BYTES + warp % (MK_WARPS / UNITS) * (UNITS * UNIT_BYTES);
+    const uint4* unit = reinterpret_cast<const uint4*>(stage) + lane;
+#pragma unroll
+    for (u32 i = 0; i < 2 * UNITS; i++) weights[i] = unit[i * WARP];
+    m.ring.free(at, ok, UNITS);
+#pragma unroll
+    for (u32 i = 0; i < UNITS; i++) at.advance();
+    to_take--;
+    return ok;
+  }
+
+  // Takes those of its first part, if it has one.
+  __device__ __forceinline__ bool begin(Machine& m, bool pairs, bool ok) {
+    if (warp >= parts) return ok;
+    return pairs ? load<2>(m, ok) : load<1>(m, ok);
+  }
+};
+
+// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
+
+// Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves
+// the parts of each row in shared.partial(). A meeting follows. UNITS: of a part, of which a row tile has k_parts.
 //
 // The 16 bytes that a lane loads are a whole A fragment: the unit's 8 rows with half of their columns take A's rows 0 to
 // 7, and the same 8 rows with the other half its rows 8 to 15. Column 0 of B holds the x of the first half, column 1 that
 // of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum, and both are in lane 4 * row.
 // Rows 4 to 7 of a 4-row unit are its second 64 columns; their x are columns 2 and 3 of B, their sums in lane 4 * row + 1.
 //
-// After a hand-over the ring is full, and what then counts is instructions, not bytes: a warp takes two stages at a time.
-// `ok` is false for a thread that gave up a wait. It waits no more, but goes through all stages with its warp: only the
-// CTA's meeting may part them, and the result is dropped there.
-template <bool ROWS_4>
-__device__ __forceinline__ bool multiply_one(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
+// The sum of a row tile is stored while inputs of the next are on their way from shared memory.
+template <bool ROWS_4, u32 UNITS>
+__device__ __forceinline__ bool multiply_one(Machine& m, Walk& walk, u32 k_parts, bool ok) {
   constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8;
-  const u32 lane = kept(lane_index()), warp = kept(warp_index()), row = lane / 4;
-  const u8* mine = m.ring.stages + warp * UNIT_BYTES + lane * sizeof(uint4);
-  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + row / 2 * 8 + lane % 4 * 2 + row % 2;
-  uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
-  u32 k = warp;                 // of the warp's next unit in its row tile
-  u32 sums_row = row;           // of which the lane may have the sum
-  u32 left = row_tiles;
-#pragma unroll 1
-  while (left > 0) {
-    if (k >= k_units) {
-      k -= k_units;
-      sums_row += ROWS;
-      left--;
-      continue;
-    }
-    float* const sums = m.shared.partial() + part_at(sums_row, k);
-    float even[4] = {}, odd[4] = {};
-#pragma unroll 1
-    for (; k + MK_WARPS < k_units; k += 2 * MK_WARPS) {
-      MegaCursor second = m.at;
-      second.advance();
-      ok = ok && m.take(m.at) && m.take(second);
-      const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
-      const uint4 a = unit[0], b = unit[WARP];
-      unit = reinterpret_cast<const uint4*>(mine + second.stage * STAGE_BYTES);
-      const uint4 c = unit[0], d = unit[WARP];
-      if (lane < UNIT_LANES) {
-        x_first = x[k * UNIT_CHUNKS];
-        x_second = x[(k + MK_WARPS) * UNIT_CHUNKS];
-      }
-      m.ring.free(m.at, ok);
-      m.ring.free(second, ok);
-      m.at = second;
-      m.at.advance();
-      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
-      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
-      mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
-      mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
-    }
-    if (k < k_units) {
-      ok = ok && m.take(m.at);
-      const uint4* unit = reinterpret_cast<const uint4*>(mine + m.at.stage * STAGE_BYTES);
-      const uint4 a = unit[0], b = unit[WARP];
-      if (lane < UNIT_LANES) x_first = x[k * UNIT_CHUNKS];
-      m.ring.free(m.at, ok);
-      m.at.advance();
-      mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
-      mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
-      k += MK_WARPS;
-    }
-    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
-    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
-    if (lane % 4 == 0 && row < ROWS) *sums = sum;
-  }
-  // k is the number of the warp's next unit after the last row tile. If that still lies in the last stage, others have
-  // units there and this warp does not.
-  if (k < round_up(row_tiles * k_units, MK_WARPS) - row_tiles * k_units) {
-    ok = ok && m.take(m.at);
-    m.ring.free(m.at, ok);
-    m.at.advance();
-  }
-  return ok;
-}
-
-// The same by pairs of units: pair i of a run belongs to warp i % MK_WARPS, so a stage belongs to half of the warps. The sum
-// of a row tile is stored while weights of the next are on their way from shared memory.
-template <bool ROWS_4>
-__device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_pairs, bool ok) {
-  constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8, HALF = MK_WARPS / 2;
   constexpr u32 NOTHING = ~0u;
-  const u32 lane = kept(lane_index()), warp = kept(warp_index()), pairs = row_tiles * k_pairs;
-  const u8* mine = m.ring.stages + warp % HALF * (2 * UNIT_BYTES) + lane * sizeof(uint4);
+  const u32 lane = walk.lane;
   const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
-  const u32 stages = (pairs + HALF - 1) / HALF;
-  u32 to_take = (stages + 1 - warp / HALF) / 2;  // stages of this half
-  MegaCursor at = m.at;
-  if (warp >= HALF) at.advance();
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
-  u32 k = warp, row = lane / 4;  // of the warp's next pair in its row tile; of which the lane may have the sum
-  for (; k >= k_pairs; row += ROWS) k -= k_pairs;
-  u32 first = k;           // of the warp's pairs in this row tile
-  u32 finished = NOTHING;  // where the sum of the last row tile belongs
+  u32 first = walk.k;           // of the warp's parts in this row tile
+  u32 finished = NOTHING;       // where the sum of the last row tile belongs
   float even[4] = {}, odd[4] = {};
   const auto store = [&] {
     float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
@@ -218,35 +190,33 @@ __device__ __forceinline__ bool multiply_pairs(Machine& m, u32 row_tiles, u32 k_
     finished = NOTHING;
   };
 #pragma unroll 1
-  for (u32 i = warp; i < pairs; i += MK_WARPS) {
-    ok = ok && m.take(at);
-    const uint4* unit = reinterpret_cast<const uint4*>(mine + at.stage * STAGE_BYTES);
-    const uint4 a = unit[0], b = unit[WARP], c = unit[2 * WARP], d = unit[3 * WARP];
+  for (u32 i = walk.warp; i < walk.parts;) {
     if (lane < UNIT_LANES) {
-      x_first = x[2 * k * UNIT_CHUNKS];
-      x_second = x[(2 * k + 1) * UNIT_CHUNKS];
+      x_first = x[UNITS * walk.k * UNIT_CHUNKS];
+      if (UNITS == 2) x_second = x[(2 * walk.k + 1) * UNIT_CHUNKS];
     }
     if (finished != NOTHING) store();
-    m.ring.free(at, ok, 2);
-    at.advance();
-    at.advance();
-    to_take--;
-    mma_bf16(even, a.x, a.y, a.z, a.w, x_first.x, x_first.y);
-    mma_bf16(odd, b.x, b.y, b.z, b.w, x_first.z, x_first.w);
-    mma_bf16(even, c.x, c.y, c.z, c.w, x_second.x, x_second.y);
-    mma_bf16(odd, d.x, d.y, d.z, d.w, x_second.z, x_second.w);
-    k += MK_WARPS;
-    if (k < k_pairs) continue;
-    finished = part_at(row, first);
-    for (; k >= k_pairs; row += ROWS) k -= k_pairs;
-    first = k;
+    const uint4(&w)[4] = walk.weights;
+    mma_bf16(even, w[0].x, w[0].y, w[0].z, w[0].w, x_first.x, x_first.y);
+    mma_bf16(odd, w[1].x, w[1].y, w[1].z, w[1].w, x_first.z, x_first.w);
+    if (UNITS == 2) {
+      mma_bf16(even, w[2].x, w[2].y, w[2].z, w[2].w, x_second.x, x_second.y);
+      mma_bf16(odd, w[3].x, w[3].y, w[3].z, w[3].w, x_second.z, x_second.w);
+    }
+    i += MK_WARPS;
+    if (i < walk.parts) ok = walk.load<UNITS>(m, ok);
+    walk.k += MK_WARPS;
+    if (walk.k < k_parts) continue;
+    finished = part_at(walk.row, first);
+    for (; walk.k >= k_parts; walk.row += ROWS) walk.k -= k_parts;
+    first = walk.k;
   }
   if (finished != NOTHING) store();
-  if (to_take > 0) {  // the last stage, in which only others have pairs
-    ok = ok && m.take(at);
-    m.ring.free(at, ok, 2);
+  if (walk.to_take > 0) {  // the last stage, in which only others have parts
+    ok = ok && m.take(walk.at);
+    m.ring.free(walk.at, ok, UNITS);
   }
-  m.at.advance(stages);
+  m.at.advance(walk.stages(UNITS == 2));
   return ok;
 }
 
@@ -310,10 +280,11 @@ __device__ __forceinline__ bool multiply_eight(Machine& m, u32 row_tiles, u32 k_
 }
 
 template <bool ROWS_4>
-__device__ __forceinline__ bool multiply(Machine& m, u32 row_tiles, u32 k_units, bool ok) {
+__device__ __forceinline__ bool multiply(Machine& m, Walk& walk, u32 row_tiles, u32 k_units, bool ok) {
   static_assert(SEQUENCES == 1 || SEQUENCES == 8, "a row of A, or a column of B, for each");
-  if (in_pairs(k_units)) return multiply_pairs<ROWS_4>(m, row_tiles, k_units / 2, ok);
-  return SEQUENCES == 1 ? multiply_one<ROWS_4>(m, row_tiles, k_units, ok) : multiply_eight<ROWS_4>(m, row_tiles, k_units, ok);
+  if (SEQUENCES > 1) return multiply_eight<ROWS_4>(m, row_tiles, k_units, ok);
+  if (in_pairs(k_units)) return multiply_one<ROWS_4, 2>(m, walk, k_units / 2, ok);
+  return multiply_one<ROWS_4, 1>(m, walk, k_units, ok);
 }
 
 // Rows whose parts lie in shared.partial(): `count` rows from `first` of the whole matrix on, 1 << tile_shift a row tile.
@@ -367,21 +338,32 @@ __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish fin
   // Read anew from shared memory where they are wanted: registers are scarcer.
   const auto rows_4 = [&] { return (task.flags & FLAG_ROWS_4) != 0; };
   const auto tile_shift = [&] { return rows_4() ? 2u : 3u; };
-  bool ok = take_inputs(m, task, rows_4() ? 128 : 64);
+  // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
+  const auto run = [&](u32 from) {
+    const u32 fit = m.header.max_rows >> tile_shift();
+    return min(task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS, task.count - from);
+  };
+  const bool pairs = in_pairs(task.k_units);
+  u32 tiles = run(0);
+  Walk walk(m, tiles, k_parts(task.k_units), 1u << tile_shift(), pairs);
+  bool ok = !BEGINS_EARLY || walk.begin(m, pairs, true);
+  ok = take_inputs(m, task, rows_4() ? 128 : 64) && ok;
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   m.mark(Mark::TAKEN);
-  u32 tiles;
+  if (SEQUENCES == 1 && !BEGINS_EARLY) ok = walk.begin(m, pairs, ok);
 #pragma unroll 1
-  for (u32 tile = 0; tile < task.count; tile += tiles) {
-    // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
-    const u32 fit = m.header.max_rows >> tile_shift();
-    tiles = min(task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS, task.count - tile);
-    ok = rows_4() ? multiply<true>(m, tiles, task.k_units, ok) : multiply<false>(m, tiles, task.k_units, ok);
+  for (u32 tile = 0;;) {
+    ok = rows_4() ? multiply<true>(m, walk, tiles, task.k_units, ok) : multiply<false>(m, walk, tiles, task.k_units, ok);
     m.mark(Mark::MULTIPLIED);
     if (!m.meet(ok)) return false;
     m.mark(Mark::MET);
     finish(Rows{(task.first + tile) << tile_shift(), tiles << tile_shift(), task.k_units, tile_shift()});
-    if (tile + tiles < task.count) barrier_sync(CONSUMER_BARRIER, CONSUMERS);
+    tile += tiles;
+    if (tile >= task.count) break;
+    tiles = run(tile);
+    walk = Walk(m, tiles, k_parts(task.k_units), 1u << tile_shift(), pairs);
+    ok = SEQUENCES > 1 ? ok : walk.begin(m, pairs, ok);
+    barrier_sync(CONSUMER_BARRIER, CONSUMERS);
   }
   return true;
 }

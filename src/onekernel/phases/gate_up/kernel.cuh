@@ -11,8 +11,8 @@ __device__ __forceinline__ float activate(float gate) {
 
 __device__ __forceinline__ void gate_up_rows(const Machine& m, const Task& task, const Rows& rows, u32 sequence, u32 row,
                                              float2 value) {
-  const u32 half = 1u << rows.tile_shift >> 1, lanes = TERNARY ? half / 2 : half;  // a lane has a pair or a row
-  const float2 up = make_float2(shuffle_down(value.x, lanes), shuffle_down(value.y, lanes));
+  const u32 half = 1u << rows.tile_shift >> 1;
+  const float2 up = make_float2(shuffle_down(value.x, half), shuffle_down(value.y, half));
   if (row == rows.count || row & half) return;
   const u32 output = (row >> rows.tile_shift) * half + row % half;
   m.give_word(task.out_word + sequence * m.header.inner_words + (rows.first / 2 + output) / 2,

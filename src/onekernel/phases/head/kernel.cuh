@@ -58,18 +58,20 @@ __device__ __forceinline__ void start_bests(const Machine& m) {
   for (u32 i = threadIdx.x; i < SEQUENCES * MK_WARPS; i += CONSUMERS) *(warp_bests(m, 0) + i) = Best{NO_LEVEL, NO_TOKEN};
 }
 
-__device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows) {
-  if (2 * (threadIdx.x - lane_index()) >= rows.count) return;  // a run has rows for few of the warps
+// `scale`: of an int8 head.
+__device__ __forceinline__ void head_rows(const Machine& m, const Task& task, const Rows& rows, const RowScale<true>* scale = nullptr) {
+  constexpr u32 EACH = HEAD_INT8 ? 1 : 2;
+  if (EACH * (threadIdx.x - lane_index()) >= rows.count) return;  // a run has rows for few of the warps
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
     const float factor = HEAD_INT8 ? 1.0f : norm_factor(m, task, s);
     Best best = warp_bests(m, s)[warp_index()];
 #pragma unroll 1
-    for (u32 row = threadIdx.x * 2; row < rows.count; row += CONSUMERS * 2) {
-      const float2 sum = HEAD_INT8 ? quantised_pair<true>(m, rows, row) : make_float2(sum_parts(m, rows, s, row), sum_parts(m, rows, s, row + 1));
+    for (u32 row = threadIdx.x * EACH; row < rows.count; row += CONSUMERS * EACH) {
+      const float2 sum = HEAD_INT8 ? make_float2(quantised_row<true>(m, rows, row, scale->of(m, task, rows, row)), 0) : make_float2(sum_parts(m, rows, s, row), sum_parts(m, rows, s, row + 1));
       const float logits[2] = {sum.x * factor, sum.y * factor};
 #pragma unroll
-      for (u32 i = 0; i < 2; i++) {
+      for (u32 i = 0; i < EACH; i++) {
         const u32 token = rows.first + row + i;
         if (token >= m.header.vocab_limit) continue;
         best.add_value(logits[i], token, FAILED_LOGITS);
