@@ -164,21 +164,22 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
     draw_ahead(m, task);
   }
   const Task own = task;  // in registers: behind every wait it would be loaded anew
-  const Task& grouped = SCALE_GROUP > 0 ? task : own;  // whose product has no registers left
   bool ok;
   if (HEAD_INT8 && kind == Kind::HEAD) {
     ok = own.count == 0 || quantised_product<true>(m, own, [&](const Rows& rows, const RowScale<true>& scale) { head_rows(m, own, rows, &scale); });
   } else if (TERNARY && kind != Kind::HEAD) {
-    ok = own.count == 0 || quantised_product<false>(m, grouped, [&](const Rows& rows, const RowScale<false>& scale) {
-      for_quantised_pairs(m, grouped, rows, scale, [&](u32 row, float2 value) {
-        if (kind == Kind::QKV) qkv_rows(m, own, rows, 0, row, value);
-        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, own, rows, 0, row, value);
-        if (kind == Kind::GATE_UP) gate_up_rows(m, own, rows, 0, row, value);
+    const Task mine = task;  // not `own`, which would live on; a product with groups has no registers for either
+    ok = task.count == 0 || quantised_product<false>(m, SCALE_GROUP > 0 ? task : mine, [&](const Rows& rows, const RowScale<false>& scale) {
+      for_quantised_pairs(m, task, rows, scale, [&](u32 row, float2 value) {
+        if (kind == Kind::QKV) qkv_rows(m, task, rows, 0, row, value);
+        if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, task, rows, 0, row, value);
+        if (kind == Kind::GATE_UP) gate_up_rows(m, task, rows, 0, row, value);
       });
     });
   } else {  // the same three lines; shared with the above they would compile to something else in dense builds
-    ok = own.count == 0 || product(m, own, [&](const Rows& rows) {
-      if (TERNARY || kind == Kind::HEAD) return head_rows(m, own, rows);
+    const Task& dense = TERNARY ? task : own;  // a ternary model's head
+    ok = task.count == 0 || product(m, dense, [&](const Rows& rows) {
+      if (TERNARY || kind == Kind::HEAD) return head_rows(m, dense, rows);
       for_row_pairs(m, own, rows, [&](u32 sequence, u32 row, float2 value) {
         if (kind == Kind::QKV) qkv_rows(m, own, rows, sequence, row, value);
         if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, own, rows, sequence, row, value);
