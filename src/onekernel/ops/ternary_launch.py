@@ -13,13 +13,14 @@ from onekernel.device.spec import KernelSpec
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
+from onekernel.kernels.ternary.wgmma import WgmmaShape
 from onekernel.weights.ternary.packed import PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
 
 REPEATED_TOKENS = 2 * MAX_TOKENS
 """Up to here the matrix-vector kernel reads the weights again for the next eight tokens."""
 
-LinearShape = ProductShape | PrefillShape
+LinearShape = ProductShape | PrefillShape | WgmmaShape
 
 _ALIGN = 16
 
@@ -57,7 +58,7 @@ class TernaryLauncher:
         q = _aligned(F.pad(q, (0, -k % _ALIGN)) if k % _ALIGN else q)
         inverse, columns, kernel = inverse.contiguous(), q.shape[1], self.kernel(shape)
         scales, shared_bytes = weight.scales.view(-1), shape.shared_bytes(-(-strip_bytes // UNIT_BYTES))
-        at_once = tokens if isinstance(shape, PrefillShape) else shape.tokens
+        at_once = shape.tokens if isinstance(shape, ProductShape) else tokens
         for first in range(0, tokens, at_once):
             part = slice(first, first + at_once)
             values, results = q[part], out[part]
