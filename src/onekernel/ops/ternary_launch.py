@@ -13,7 +13,7 @@ from onekernel.device.spec import KernelSpec
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
-from onekernel.kernels.ternary.wgmma import WgmmaShape
+from onekernel.kernels.ternary.wgmma import LEAST_TOKENS, WgmmaShape, choose_wgmma, wgmma_shapes
 from onekernel.weights.ternary.packed import PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
 
@@ -29,11 +29,12 @@ _ALIGN = 16
 class TernaryLauncher:
     """The ternary kernels of one device. `load` compiles and loads a spec; each is loaded once, when first needed.
 
-    A first launch compiles, which a CUDA graph cannot record: run once before capturing.
+    `wgmma` says that the device has the products of warpgroups: a Hopper GPU, and no other. A first launch compiles, which a CUDA graph cannot record: run once before capturing.
     """
 
     load: Callable[[KernelSpec], Kernel]
     sms: int
+    wgmma: bool = False
     _kernels: dict[LinearShape | QuantiseShape, Kernel] = field(default_factory=dict)
 
     def linear(
@@ -83,6 +84,8 @@ class TernaryLauncher:
         strips, strip_bytes = weight.codes.shape
         group, bf16 = weight.group or 0, dtype is torch.bfloat16
         if isinstance(weight, TensorCoreTiles) and tokens > REPEATED_TOKENS:
+            if self.wgmma and not group and tokens >= LEAST_TOKENS:
+                return choose_wgmma(strips, tokens, bf16=bf16, sms=self.sms)
             return choose_prefill(strips, tokens, group=group, bf16=bf16, sms=self.sms)
         units, held = -(-strip_bytes // UNIT_BYTES), min(tokens, MAX_TOKENS)
         return choose_product(weight.LAYOUT, strips, units, held, group=group, bf16=bf16, sms=self.sms)
@@ -92,7 +95,10 @@ class TernaryLauncher:
         for tokens in range(1, MAX_TOKENS + 1):
             self.kernel(self.choose(weight, tokens, dtype))
         if isinstance(weight, TensorCoreTiles):
-            for shape in prefill_shapes(weight.group or 0, dtype is torch.bfloat16):
+            shapes: list[LinearShape] = [*prefill_shapes(weight.group or 0, dtype is torch.bfloat16)]
+            if self.wgmma and weight.group is None:
+                shapes += wgmma_shapes(dtype is torch.bfloat16)
+            for shape in shapes:
                 self.kernel(shape)
         for norm in (False, True):
             self.kernel(QuantiseShape(dtype is torch.bfloat16, norm))

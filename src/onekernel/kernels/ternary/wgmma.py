@@ -70,7 +70,20 @@ CANDIDATES = (
 )
 """Largest first."""
 
+_COSTS = dict(zip(CANDIDATES, (1.0, 1.0, 1.1, 1.1, 1.3), strict=True))
+"""Time of a product in each, next to the first."""
+
 
 def wgmma_shapes(bf16: bool = False) -> list[WgmmaShape]:
     """Return every shape that may be chosen."""
     return [replace(shape, bf16=bf16) for shape in CANDIDATES]
+
+
+def choose_wgmma(strips: int, tokens: int, *, bf16: bool = False, sms: int = 132) -> WgmmaShape:
+    """Return the shape with which the busiest SM has the least to do."""
+
+    def work(shape: WgmmaShape) -> float:
+        ctas = -(-shape.grid(strips, tokens) // sms)
+        return ctas * shape.rows * shape.tokens * _COSTS[shape]
+
+    return replace(min(CANDIDATES, key=work), bf16=bf16)
