@@ -31,6 +31,7 @@ from onekernel.device.spec import KernelSpec
 from onekernel.kernels.machine import READ_ALL, READ_THREADS
 from onekernel.kernels.ternary.prefill import CANDIDATES, PrefillShape
 from onekernel.kernels.ternary.product import UNIT_BYTES, ProductShape, variants
+from onekernel.kernels.ternary.wgmma import WgmmaShape, wgmma_shapes
 from onekernel.measure.results import rows_of_kinds, spread, write_results
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
@@ -122,6 +123,7 @@ class Machine:
     timer: Callable[[Sequence[Call]], Timer]
     eager_timer: Callable[[Sequence[Call]], Timer]
     about: dict[str, Any]
+    wgmma: bool = False
 
 
 def on_gpu() -> Machine:
@@ -153,7 +155,9 @@ def on_gpu() -> Machine:
         return partial(time_us, lambda: [call() for call in calls], len(calls))
 
     about = {"device": found.name, "driver": found.driver_version}
-    return Machine(torch.device("cuda", 0), found.sm_count, load_operator, recorded, eager, about)
+    return Machine(
+        torch.device("cuda", 0), found.sm_count, load_operator, recorded, eager, about, found.capability == (9, 0)
+    )
 
 
 def on_shim() -> Machine:
@@ -239,6 +243,8 @@ def check_product(
 def variant_name(shape: LinearShape) -> str:
     if isinstance(shape, ProductShape):
         return f"{shape.warps} warps, {shape.split} a strip, {shape.stages} stages"
+    if isinstance(shape, WgmmaShape):
+        return f"{shape.rows} x {shape.tokens}, {shape.warpgroups} warpgroups, {shape.stages} stages"
     return f"{shape.strips * 16} x {shape.tokens}, {shape.row_warps} x {shape.token_warps} warps, {shape.stages} stages"
 
 
@@ -249,8 +255,9 @@ def builds(
     chosen = launcher.choose(weight, tokens, torch.bfloat16)
     if not every:
         return [chosen]
-    if isinstance(chosen, PrefillShape):
-        return list(dict.fromkeys([chosen, *(replace(shape, bf16=True) for shape in sizes.prefill)]))
+    if not isinstance(chosen, ProductShape):
+        others: list[LinearShape] = [replace(shape, bf16=True) for shape in sizes.prefill]
+        return list(dict.fromkeys([chosen, *(wgmma_shapes(bf16=True) if launcher.wgmma else ()), *others]))
     strips, strip_bytes = weight.codes.shape
     units = -(-strip_bytes // UNIT_BYTES)
     return list(dict.fromkeys([chosen, *variants(weight.LAYOUT, strips, units, tokens, bf16=True)]))
@@ -379,7 +386,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     begun, rows = time.monotonic(), rows_of_kinds(options.out, ("decode", "memory"))
     machine, sizes = (on_shim(), SHIM) if options.shim else (on_gpu(), GPU)
-    launcher = TernaryLauncher(machine.load, machine.sms)
+    launcher = TernaryLauncher(machine.load, machine.sms, machine.wgmma)
     torch.manual_seed(0)
     gbps = read_gbps(machine, 8 * sizes.rotated_bytes, sizes.repeats)
     print(f"plain read: {gbps:.0f} GB/s", flush=True)

@@ -11,6 +11,8 @@ from onekernel.device.shim_build import Build
 from onekernel.errors import DeviceError
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS, PrefillShape
 from onekernel.kernels.ternary.product import ProductShape
+from onekernel.kernels.ternary.wgmma import CANDIDATES as WGMMA_CANDIDATES
+from onekernel.kernels.ternary.wgmma import WgmmaShape
 from onekernel.ops import ternary_cpu
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
@@ -22,7 +24,8 @@ from tests.ternary import integer_sums, random_activations, random_matrix
 DECODE = ProductShape("tensor_core", tokens=8, stages=3)
 BLOCKS = ProductShape("blocks16x32", tokens=8, stages=3)
 PREFILL = PrefillShape(strips=4, tokens=16, row_warps=2, token_warps=1, stages=2)
-SHAPES: dict[str, LinearShape] = {"decode": DECODE, "blocks": BLOCKS, "prefill": PREFILL}
+WGMMA = WgmmaShape(warpgroups=1, strips=1, tokens=64, stages=2)
+SHAPES: dict[str, LinearShape] = {"decode": DECODE, "blocks": BLOCKS, "prefill": PREFILL, "wgmma": WGMMA}
 """Builds that most tests share: a build costs seconds, a launch milliseconds."""
 
 
@@ -35,6 +38,12 @@ def launcher(device) -> TernaryLauncher:
     return TernaryLauncher(device.load, sms=4)
 
 
+def skip_without_wgmma(device, shape: LinearShape) -> None:
+    on_gpu = isinstance(shape, WgmmaShape) and device.torch.type == "cuda"
+    if on_gpu and torch.cuda.get_device_capability(device.torch) != (9, 0):
+        pytest.skip("the products of warpgroups are Hopper's")
+
+
 def unit_scales(matrix: TernaryMatrix) -> TernaryMatrix:
     """The same codes with scales 1: a float32 result is then the integer sum itself."""
     return replace(matrix, scales=torch.ones_like(matrix.scales))
@@ -45,6 +54,7 @@ def check(
 ):
     """The kernel's result has the bits of the CPU's operator."""
     weight = layout_of(shape).pack(matrix)
+    skip_without_wgmma(device, shape)
     x, inverse = random_activations(tokens, matrix.shape[1])
     place = device.torch
     out = launcher.linear(x.to(place), inverse.to(place), weight.to(place), dtype, shape)
@@ -58,6 +68,7 @@ def check(
     ("n", "k"), [(16, 128), (40, 672), (1, 1), (17, 130), (100, 96), (33, 1111), (5, 2048)], ids=str
 )
 def test_sums_are_the_integers_own(launcher: TernaryLauncher, device, shape: str, n: int, k: int) -> None:
+    skip_without_wgmma(device, SHAPES[shape])
     matrix = unit_scales(random_matrix(n, k))
     for tokens in (1, 3, 8):
         x, _ = random_activations(tokens, k)
@@ -124,6 +135,14 @@ def test_every_prefill_shape_gives_the_same_bits(launcher: TernaryLauncher, devi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", WGMMA_CANDIDATES, ids=lambda s: f"{s.rows}x{s.tokens}")
+def test_every_wgmma_shape_gives_the_same_bits(launcher: TernaryLauncher, device, shape: WgmmaShape) -> None:
+    """Rows and tokens of two CTAs each, scales that change inside a CTA, units fewer and more than stages."""
+    for n, k, tokens in ((300, 672, 130), (7, 100, 33)):
+        check(launcher, device, shape, random_matrix(n, k, rows=(1, n - 1)), tokens)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_results_are_rounded_to_bf16(launcher: TernaryLauncher, device, shape: str) -> None:
     check(launcher, device, replace(SHAPES[shape], bf16=True), random_matrix(24, 256), 5, torch.bfloat16)
@@ -132,6 +151,7 @@ def test_results_are_rounded_to_bf16(launcher: TernaryLauncher, device, shape: s
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, shape: str) -> None:
     """Other numbers after the last activation and the last result: the first are not summed, the second stay."""
+    skip_without_wgmma(device, SHAPES[shape])
     n, k, tokens, built = 21, 144, 3, SHAPES[shape]
     weight = layout_of(built).pack(random_matrix(n, k)).to(device.torch)
     x, inverse = random_activations(tokens, k)
@@ -152,6 +172,7 @@ def test_poison_in_padding_changes_nothing(launcher: TernaryLauncher, device) ->
     matrix = random_matrix(21, 150)
     x, inverse = random_activations(8, 150)
     for shape in SHAPES.values():
+        skip_without_wgmma(device, shape)
         weight = layout_of(shape).pack(matrix)
         full = weight._from_bytes(weight.codes)
         full[21:], full[:, 150:] = 3, 3
@@ -166,16 +187,18 @@ def test_poison_in_padding_changes_nothing(launcher: TernaryLauncher, device) ->
     [
         (Build.ADDRESS, DECODE, 33, 1300),
         pytest.param(Build.ADDRESS, PREFILL, 70, 300, marks=pytest.mark.slow),
+        pytest.param(Build.ADDRESS, WGMMA, 70, 500, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, BLOCKS, 33, 1300, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, replace(DECODE, tokens=1, group=64), 20, 192, marks=pytest.mark.slow),
         pytest.param(Build.ADDRESS, replace(WITH_GROUPS, group=128), 20, 1280, marks=pytest.mark.slow),
         pytest.param(Build.THREAD, replace(DECODE, warps=4, split=4), 20, 640, marks=pytest.mark.slow),
         pytest.param(Build.THREAD, PREFILL, 70, 300, marks=pytest.mark.slow),
+        pytest.param(Build.THREAD, WGMMA, 40, 300, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_sanitizers_find_nothing(shim, build: Build, shape: ProductShape | PrefillShape, n: int, k: int) -> None:
-    weight = layout_of(shape).pack(random_matrix(n, k, group=shape.group or None))
+def test_sanitizers_find_nothing(shim, build: Build, shape: LinearShape, n: int, k: int) -> None:
+    weight = layout_of(shape).pack(random_matrix(n, k, group=getattr(shape, "group", 0) or None))
     x, inverse = random_activations(7, k)
     launcher = TernaryLauncher(lambda spec: shim(spec, build=build), sms=2)
     assert torch.equal(
@@ -195,10 +218,14 @@ def test_sanitizers_find_nothing(shim, build: Build, shape: ProductShape | Prefi
         ("decode", "ternary/decode.cu", "odd = even << 2", "odd = even << 1"),
         ("prefill", "ternary/prefill.cu", "wait<PREFILL_STAGES - 2>();", "wait<PREFILL_STAGES - 1>();"),
         ("prefill", "ternary/prefill.cu", "row + 1 < rows);", "true);"),
+        ("wgmma", "ternary/wgmma.cu", "wait<WGMMA_STAGES - 1>();", "wait<WGMMA_STAGES>();"),
+        ("wgmma", "ternary/wgmma.cu", "__syncthreads();  // shows", "__syncwarp();  // shows"),
+        ("wgmma", "ternary/wgmma.cu", "__syncwarp();  // all lanes", "// all lanes"),
+        ("wgmma", "ternary/wgmma.cu", "both = row + 1 < rows;", "both = true;"),
     ],
 )
 def test_a_fault_is_seen(shim, with_fault, shape: str, file: str, old: str, new: str) -> None:
-    """A stage or sum read too early, reads and writes past an end, a forgotten offset, codes of another bit pair."""
+    """Read too early or overwritten, past an end, without the offset, or codes of another bit pair."""
     spec = with_fault(SHAPES[shape].spec(), file, old, new)
     launcher = TernaryLauncher(lambda _: shim(spec, build=Build.ADDRESS), sms=2)
     seen = False

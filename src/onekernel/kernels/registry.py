@@ -15,6 +15,7 @@ from onekernel.kernels.sparse_training import TrainingShape
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS
 from onekernel.kernels.ternary.product import ProductShape
 from onekernel.kernels.ternary.quantise import QuantiseShape
+from onekernel.kernels.ternary.wgmma import wgmma_shapes
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
 """For kernels with plain instructions only."""
@@ -114,5 +115,9 @@ KERNELS: dict[str, Registered] = {
     "ternary_prefill": Registered(replace(CANDIDATES[0], bf16=True).spec(), ("sm_80", "sm_90a")),
     "ternary_prefill_small": Registered(replace(CANDIDATES[2], bf16=True).spec(), ("sm_80", "sm_90a")),
     "ternary_prefill_groups": Registered(replace(WITH_GROUPS, group=64).spec(), HOPPER_ONLY),
+    **{
+        f"ternary_wgmma_{shape.rows}x{shape.tokens}": Registered(shape.spec(), HOPPER_ONLY)
+        for shape in wgmma_shapes(bf16=True)
+    },
     "ternary_quantise": Registered(QuantiseShape(bf16=True, norm=True).spec(), AMPERE_AND_UP),
 }

@@ -139,7 +139,8 @@ def _(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.T
 @cache
 def _launcher(index: int) -> TernaryLauncher:
     device = f"cuda:{index}"
-    return TernaryLauncher(partial(load_operator, device=device), facts(device).sm_count)
+    found = facts(device)
+    return TernaryLauncher(partial(load_operator, device=device), found.sm_count, found.capability == (9, 0))
 
 
 def _packed(codes: torch.Tensor, scales: torch.Tensor, shape: Sequence[int], layout: str) -> PackedTernary:

@@ -13,13 +13,14 @@ from onekernel.device.spec import KernelSpec
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
+from onekernel.kernels.ternary.wgmma import LEAST_TOKENS, WgmmaShape, choose_wgmma, wgmma_shapes
 from onekernel.weights.ternary.packed import PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
 
 REPEATED_TOKENS = 2 * MAX_TOKENS
 """Up to here the matrix-vector kernel reads the weights again for the next eight tokens."""
 
-LinearShape = ProductShape | PrefillShape
+LinearShape = ProductShape | PrefillShape | WgmmaShape
 
 _ALIGN = 16
 
@@ -28,11 +29,13 @@ _ALIGN = 16
 class TernaryLauncher:
     """The ternary kernels of one device. `load` compiles and loads a spec; each is loaded once, when first needed.
 
-    A first launch compiles, which a CUDA graph cannot record: run once before capturing.
+    `wgmma` says that the device has the products of warpgroups: a Hopper GPU, and no other. A first launch compiles,
+    which a CUDA graph cannot record: run once before capturing.
     """
 
     load: Callable[[KernelSpec], Kernel]
     sms: int
+    wgmma: bool = False
     _kernels: dict[LinearShape | QuantiseShape, Kernel] = field(default_factory=dict)
 
     def linear(
@@ -57,7 +60,7 @@ class TernaryLauncher:
         q = _aligned(F.pad(q, (0, -k % _ALIGN)) if k % _ALIGN else q)
         inverse, columns, kernel = inverse.contiguous(), q.shape[1], self.kernel(shape)
         scales, shared_bytes = weight.scales.view(-1), shape.shared_bytes(-(-strip_bytes // UNIT_BYTES))
-        at_once = tokens if isinstance(shape, PrefillShape) else shape.tokens
+        at_once = shape.tokens if isinstance(shape, ProductShape) else tokens
         for first in range(0, tokens, at_once):
             part = slice(first, first + at_once)
             values, results = q[part], out[part]
@@ -82,6 +85,8 @@ class TernaryLauncher:
         strips, strip_bytes = weight.codes.shape
         group, bf16 = weight.group or 0, dtype is torch.bfloat16
         if isinstance(weight, TensorCoreTiles) and tokens > REPEATED_TOKENS:
+            if self.wgmma and not group and tokens >= LEAST_TOKENS:
+                return choose_wgmma(strips, tokens, bf16=bf16, sms=self.sms)
             return choose_prefill(strips, tokens, group=group, bf16=bf16, sms=self.sms)
         units, held = -(-strip_bytes // UNIT_BYTES), min(tokens, MAX_TOKENS)
         return choose_product(weight.LAYOUT, strips, units, held, group=group, bf16=bf16, sms=self.sms)
@@ -91,7 +96,10 @@ class TernaryLauncher:
         for tokens in range(1, MAX_TOKENS + 1):
             self.kernel(self.choose(weight, tokens, dtype))
         if isinstance(weight, TensorCoreTiles):
-            for shape in prefill_shapes(weight.group or 0, dtype is torch.bfloat16):
+            shapes: list[LinearShape] = [*prefill_shapes(weight.group or 0, dtype is torch.bfloat16)]
+            if self.wgmma and weight.group is None:
+                shapes += wgmma_shapes(dtype is torch.bfloat16)
+            for shape in shapes:
                 self.kernel(shape)
         for norm in (False, True):
             self.kernel(QuantiseShape(dtype is torch.bfloat16, norm))

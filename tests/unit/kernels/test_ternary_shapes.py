@@ -6,6 +6,7 @@ import pytest
 
 from onekernel.kernels.ternary.prefill import CANDIDATES, choose_prefill
 from onekernel.kernels.ternary.product import SHARED_BYTES, choose_product, variants
+from onekernel.kernels.ternary.wgmma import choose_wgmma, wgmma_shapes
 
 SHAPES = [(n, k) for k, ns in {2560: (2560, 3840, 13824), 6912: (2560,), 3200: (3200, 4800, 20480)}.items() for n in ns]
 EXTREMES = [(1, 1), (16, 131_072), (151_936, 4096), (4096, 12_288)]
@@ -53,7 +54,16 @@ def test_prefill_tiles_cover_all(n: int, k: int, tokens: int) -> None:
     assert shape.shared_bytes(k // 128) <= SHARED_BYTES
 
 
-def test_many_tokens_take_the_largest_tile_and_few_a_smaller_one() -> None:
-    assert choose_prefill(864, 4096) == CANDIDATES[0]
+def test_many_tokens_take_a_large_tile_and_few_a_smaller_one() -> None:
+    assert choose_prefill(864, 4096) == CANDIDATES[1]
     assert choose_prefill(160, 32).tokens == 32
     assert choose_prefill(160, 512, group=64).group == 64
+
+
+@pytest.mark.parametrize("tokens", [33, 64, 512, 4096])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_wgmma_tiles_cover_all(n: int, k: int, tokens: int) -> None:
+    shape = choose_wgmma(n // 16, tokens)
+    assert shape in wgmma_shapes()
+    assert shape.grid(n // 16, tokens) * shape.rows * shape.tokens >= n * tokens
+    assert shape.shared_bytes(k // 128) * shape.ctas <= 227 * 1024
