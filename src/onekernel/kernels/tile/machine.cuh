@@ -159,9 +159,6 @@ struct Machine {
     return trace.timed([&] { return ring.take(watch, stage); });
   }
 
-  // Waits for the ring's current stage. False for all lanes of a warp if it is for one: they leave together.
-  __device__ __forceinline__ bool take_stage() { return warp_ballot(!take(at)) == 0; }
-
   // All consumers meet. False if any of them failed: then all leave.
   __device__ __forceinline__ bool meet(bool ok) const { return !barrier_any(CONSUMER_BARRIER, CONSUMERS, !ok); }
 
@@ -175,20 +172,6 @@ struct Machine {
       return seen == want;
     });
     value = static_cast<u32>(got);
-    return ok;
-  }
-
-  // Two neighbouring words, the first of them even.
-  __device__ __forceinline__ bool take_two_words(u32 word, u32 of_phase, float& low, u32& high) const {
-    const u32 want = tag_of(of_phase);
-    Pair got{};
-    const bool ok = spin(watch, Wait::VALUE, word, want, [&](u64& seen) {
-      got = load_relaxed_gpu(reinterpret_cast<const Pair*>(launch.exchange + word));
-      seen = got.first >> 32 == want ? got.second >> 32 : got.first >> 32;
-      return seen == want;
-    });
-    low = __uint_as_float(static_cast<u32>(got.first));
-    high = static_cast<u32>(got.second);
     return ok;
   }
 

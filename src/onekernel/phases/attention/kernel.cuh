@@ -51,7 +51,6 @@ constexpr float LOG2_E = 1.4426950408889634f;  // in the queries' scale: powers 
 
 // Scratch where products keep their inputs and sums: (TOKEN_WARPS, GROUP) records of a warp's tokens.
 constexpr u32 RECORD = HEAD_DIM + 2;  // sums of values, maximum, sum of weights
-constexpr u32 ATTENTION_FLOATS = TOKEN_WARPS * GROUP * RECORD;
 __device__ __forceinline__ float* records(const Machine& m) { return reinterpret_cast<float*>(m.shared.x()); }
 
 // Where the keys of one KV head's page begin; its values follow.
