@@ -133,7 +133,7 @@ def test_a_gguf_file_is_planned_from_its_header(capsys: pytest.CaptureFixture[st
     ("arguments", "message"),
     [
         (["--ctas", "0"], "ctas is 0; it must be at least 1"),
-        (["--ctas", "100000"], "ctas is 100000; it must be at most 1024"),
+        (["--ctas", "100000"], "ctas is 100000; it must be at most 256"),
         (["--sequences", "3"], "sequences is 3; a kernel is built for 1 or 8"),
         (["--read-gbps", "0"], "--read-gbps is 0.0"),
         (["--read-gbps", "inf", "--json"], "--read-gbps is inf"),

@@ -18,14 +18,14 @@ __device__ __forceinline__ float divide_ordinary(float a, float b) {
 #endif
 }
 
-// Of a size from 2**-60 to below 2**60.
-__device__ __forceinline__ bool is_ordinary(float value) { return (__float_as_uint(value) >> 23 & 0xff) - 67u < 120u; }
-
-// a / b for any b but 0 and infinities. Ordinary numbers take a quarter of the time. Every float is an ordinary double; the quotient of two lies at least 2**-49 of its
-// size from where rounding to float changes, and 2**-52 is how far the one below may be from it.
+// a / b for any b but 0 and infinities. Ordinary numbers take a quarter of the time. Every float is an ordinary double; the
+// quotient of two lies at least 2**-49 of its size from where rounding to float changes, and 2**-52 is how far the one below
+// may be from it.
 __device__ __forceinline__ float divide(float a, float b) {
 #ifdef __CUDACC__
-  if (is_ordinary(a) && is_ordinary(b)) return divide_ordinary(a, b);
+  // Of a size from 2**-60 to below 2**60.
+  const auto ordinary = [](float value) { return (__float_as_uint(value) >> 23 & 0xff) - 67u < 120u; };
+  if (ordinary(a) && ordinary(b)) return divide_ordinary(a, b);
   const double divisor = b;
   double inverse;
   asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(divisor));
@@ -49,20 +49,5 @@ __device__ __forceinline__ float root_ordinary(float a) {
   return __fmaf_rn(__fmaf_rn(-root, root, a), __fmul_rn(inverse, 0.5f), root);
 #else
   return __builtin_sqrtf(a);
-#endif
-}
-
-// sum / count, rounded to float once: the quotient is known to some 2**-51 of its size.
-__device__ __forceinline__ float mean_of(double sum, u32 count) {
-#ifdef __CUDACC__
-  const double divisor = count;
-  double inverse;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(divisor));
-  inverse = __fma_rn(__fma_rn(-divisor, inverse, 1.0), inverse, inverse);
-  inverse = __fma_rn(__fma_rn(-divisor, inverse, 1.0), inverse, inverse);
-  const double quotient = __dmul_rn(sum, inverse);
-  return static_cast<float>(__fma_rn(__fma_rn(-divisor, quotient, sum), inverse, quotient));
-#else
-  return static_cast<float>(sum / count);
 #endif
 }
