@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,10 @@ def make_partition(
 
     `order`, a permutation of the CTAs, says who gets the first share, the second, and so on. `active_fraction` of a
     sparse feed-forward's neurons are assumed to fire. Raises ConfigError if `order` is none, and for a strategy that
-    a sparse feed-forward does not allow.
+    does not exist or that a sparse feed-forward does not allow.
     """
+    if strategy not in get_args(Strategy):
+        raise ConfigError(f"partition is {strategy!r}; it must be {' or '.join(get_args(Strategy))}")
     if layout.sparse and strategy != "balanced":
         raise ConfigError(f"partition {strategy} is for dense feed-forwards; those that are sparse take balanced")
     if order and sorted(order) != list(range(ctas)):

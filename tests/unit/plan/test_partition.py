@@ -153,3 +153,9 @@ def test_an_order_moves_shares_between_ctas() -> None:
     assert moved.heads.first[order].tolist() == plain.heads.first.tolist()
     with pytest.raises(ConfigError, match="not a permutation of 0 to 3"):
         make_partition(config, layout, 4, order=[0, 1, 2, 2])
+
+
+def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    layout = weight_layout(BASE, TileRows(), context_tokens=1)
+    with pytest.raises(ConfigError, match="partition is 'even'; it must be balanced or level"):
+        make_partition(BASE, layout, 4, "even")  # type: ignore[arg-type]
