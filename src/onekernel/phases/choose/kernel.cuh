@@ -2,10 +2,12 @@
 //
 // Greedy and plain temperature are an argmax: of the logits, or of score + noise, whose noise depends on seed, position and
 // token id alone. Each CTA publishes its best with the head phase, and one CTA takes them: sampling costs no hand-over.
-// Filters and log probabilities need the distribution: then all CTAs take part, in rounds (rounds.cuh), and every sum is of
-// whole numbers. So for the same logits every partition gives the same token, bit for bit the one of reference.py. What
-// differs is only log probabilities, by the rounding of a float, and with it the order of two of the likeliest tokens
-// whose log probabilities the reference rounds to the same number.
+// Filters and log probabilities need the distribution: then each CTA publishes its likeliest tokens and its mass with the
+// head, and one CTA takes all of them and chooses (rounds.cuh). Only where a cut may lie behind what is listed does it call
+// the others, and all look together, digit by digit (together.cuh). Every sum is of whole numbers, so for the same logits
+// every partition gives the same token, bit for bit the one of reference.py. What differs is only log probabilities, by the
+// rounding of a float, and with it the order of two of the likeliest tokens whose log probabilities the reference rounds to
+// the same number.
 //
 // Nothing of the sampling is compiled in: its values are a record in memory, and `mode` says how much of it is read.
 #pragma once
