@@ -184,6 +184,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
         if (kind == Kind::QKV) qkv_rows(m, own, rows, sequence, row, value);
         if (kind == Kind::OUT || kind == Kind::DOWN) residual_rows(m, own, rows, sequence, row, value);
         if (kind == Kind::GATE_UP) gate_up_rows(m, own, rows, sequence, row, value);
+        // `task`: with `own` dense and sparse builds compile to something else.
         if (SPARSE && kind == Kind::GATE) gate_rows(m, task, rows, row, value);
       });
     });
