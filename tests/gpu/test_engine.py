@@ -18,7 +18,7 @@ from tests.megakernels import Reference
 from tests.tiny_llama import write_tiny
 from tests.unit.engine.test_flat import check_pages, use
 from tests.unit.engine.test_megakernel_sharing import EveryThird
-from tests.unit.engine.test_sharing import GREEDY, PENALISED, SAMPLED, ask, ids
+from tests.unit.engine.test_sharing import GREEDY, PENALISED, SAMPLED, ask, check_chat, check_slices, ids
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -52,11 +52,8 @@ def backend_of(llm: LLM) -> MegakernelBackend:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 def test_in_slices_the_tokens_are_those_of_who_is_alone(path: str, cold: LLM, params: dict[str, Any]) -> None:
-    prompts = [ids(5 + 7 * n, n) for n in range(4)]
-    alone = [ask(cold, prompt, 30 + n, **params).token_ids for n, prompt in enumerate(prompts)]
     with load(path, slice_tokens=4) as llm:
-        streams = [llm.stream(p, SamplingParams(max_tokens=30 + n, **params)) for n, p in enumerate(prompts)]
-        assert [stream.result().token_ids for stream in streams] == alone
+        check_slices(llm, cold, 30, params)
         check_pages(llm)
 
 
@@ -71,17 +68,8 @@ def test_reused_pages_of_a_prompt_give_the_bits_of_a_cold_run(path: str, cold: L
 
 
 def test_a_chat_prefills_only_what_is_new_and_stays_within_the_noise(path: str) -> None:
-    """Pages of answers hold what decode computed."""
-    history = ids(100)
     with load(path) as llm:
-        reference = Reference(backend_of(llm).model, CONTEXT)
-        for turn in range(4):
-            done = ask(llm, history, 60, **GREEDY)
-            if turn:
-                assert done.usage.cached_tokens >= (len(history) - 37) // PAGE_TOKENS * PAGE_TOKENS
-            assert done.timings.prefill_tokens == len(history) - 1 - done.usage.cached_tokens
-            reference.check_greedy(history, list(done.token_ids))
-            history += [*done.token_ids, *ids(36, turn + 1)]
+        check_chat(llm, Reference(backend_of(llm).model, CONTEXT), 4, 60)
 
 
 def test_nothing_past_a_stop_string_is_shown_counted_or_kept(path: str, cold: LLM) -> None:

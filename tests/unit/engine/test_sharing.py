@@ -66,13 +66,34 @@ def backend_of(llm: LLM) -> ReferenceBackend:
     return backend
 
 
+def check_slices(llm: LLM, cold: LLM, tokens: int, params: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Four answers that share `llm` are those that `cold` gives one by one, which are returned."""
+    prompts = [ids(5 + 7 * n, n) for n in range(4)]
+    alone = [ask(cold, prompt, tokens + n, **params).token_ids for n, prompt in enumerate(prompts)]
+    streams = [llm.stream(p, SamplingParams(max_tokens=tokens + n, **params)) for n, p in enumerate(prompts)]
+    assert [stream.result().token_ids for stream in streams] == alone
+    return alone
+
+
+def check_chat(llm: LLM, reference: Reference, turns: int, tokens: int) -> list[int]:
+    """Each turn prefills only what its pages do not hold; return the history, with what would be asked next.
+
+    Pages of answers hold what decode computed: the tokens may differ from a cold run's where two are as likely.
+    """
+    history = ids(100)
+    for turn in range(turns):
+        done = ask(llm, history, tokens, **GREEDY)
+        if turn:  # all but the 36 new tokens, and the last one of the answer, which was not run
+            assert done.usage.cached_tokens >= (len(history) - 37) // PAGE_TOKENS * PAGE_TOKENS
+        assert done.timings.prefill_tokens == len(history) - 1 - done.usage.cached_tokens
+        reference.check_greedy(history, list(done.token_ids))
+        history += [*done.token_ids, *ids(36, turn + 1)]
+    return history
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 def test_in_slices_the_tokens_are_those_of_who_is_alone(llm: LLM, cold: LLM, params: dict[str, Any]) -> None:
-    prompts = [ids(5 + 7 * n, n) for n in range(4)]
-    alone = [ask(cold, prompt, 20 + n, **params).token_ids for n, prompt in enumerate(prompts)]
-    assert len(set(alone[3])) > 5
-    streams = [llm.stream(p, SamplingParams(max_tokens=20 + n, **params)) for n, p in enumerate(prompts)]
-    assert [stream.result().token_ids for stream in streams] == alone
+    assert len(set(check_slices(llm, cold, 20, params)[3])) > 5
 
 
 def test_threads_that_call_generate_take_turns(llm: LLM, cold: LLM) -> None:
@@ -129,19 +150,8 @@ def test_pages_of_whole_chunks_give_the_bits_of_a_cold_run(path: str, cold: LLM)
     new="        self._pages.share(own.lease, own.tokens)",
 )
 def test_a_chat_prefills_only_what_is_new_and_stays_within_the_noise(path: str, cold: LLM) -> None:
-    """Pages of answers hold what decode computed: the tokens may differ from a cold run's where two are as likely."""
-    history = ids(100)
-    reference = Reference(backend_of(cold).model, CONTEXT)
     with load(path) as llm:
-        for turn in range(6):
-            done = ask(llm, history, 28, **GREEDY)
-            kept = (len(history) - 29) // PAGE_TOKENS * PAGE_TOKENS if turn else 0
-            assert done.usage.cached_tokens >= kept - PAGE_TOKENS
-            assert done.timings.prefill_tokens == len(history) - 1 - done.usage.cached_tokens
-            if turn:
-                assert done.timings.prefill_tokens < 36 + 2 * PAGE_TOKENS
-            reference.check_greedy(history, list(done.token_ids))
-            history += [*done.token_ids, *ids(36, turn + 1)]
+        history = check_chat(llm, Reference(backend_of(cold).model, CONTEXT), 6, 28)
         use = llm.loaded.engine.status()
     assert use.prefix_hit_tokens > use.prefix_query_tokens / 2 > 0
     assert use.kv_pages_used == 0 and use.kv_pages_cached == len(history[:-37]) // PAGE_TOKENS
