@@ -241,7 +241,9 @@ def row(
         kernels["ends"] = megakernel(rig, only(dense.plan, ENDS), dense.packed)
 
     def call(side: str) -> Callable[[], object]:
-        return lambda: kernels[side].launch([1], [scale.prompt - 1], table, scale.new)
+        kernel = kernels[side]
+        pages = kernel.plan.block_pages_after(scale.prompt)
+        return lambda: kernel.launch([1], [scale.prompt - 1], table, scale.new, block_pages=pages)
 
     samples: dict[str, list[float]] = {side: [] for side in kernels}
     for turn in range(scale.repeats + 1):

@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 from onekernel.measure.results import spread, write_results
-from onekernel.weights.directory import INDEX, WEIGHTS
 from onekernel.weights.open import open_checkpoint
 from onekernel.weights.shipped import read_shipped
 
 TOKENIZER = Path(__file__).parent.parent / "models" / "ternary-small" / "tokenizer.json"
-SHARD_BYTES = 4 << 30
 
 
 def arguments() -> argparse.Namespace:
@@ -49,25 +47,12 @@ def write_model(values: dict[str, Any], folder: Path, device: str) -> int:
     (folder / "config.json").write_text(json.dumps(values))
     shutil.copy(TOKENIZER, folder)
     dummy = open_checkpoint(str(folder), load_format="dummy")
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    shard_bytes = total = 0
-    for name, info in dummy.tensors.items():
-        tensor = torch.randn(info.shape, dtype=torch.bfloat16, device=device).mul_(0.02).cpu()
-        if shard_bytes + tensor.nbytes > SHARD_BYTES and shards[-1]:
-            shards.append({})
-            shard_bytes = 0
-        shards[-1][name] = tensor
-        shard_bytes += tensor.nbytes
-        total += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS)
-        return total
-    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / name)
-    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
-    return total
+    state = {
+        name: torch.randn(info.shape, dtype=torch.bfloat16, device=device).mul_(0.02).cpu()
+        for name, info in dummy.tensors.items()
+    }
+    save_torch_state_dict(state, folder)
+    return sum(tensor.nbytes for tensor in state.values())
 
 
 def run(folder: Path, device: str) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from onekernel.weights.arena import UNIT_BYTES
 FEWEST_WARPS = 8
 """Computing warps of a CTA where shared memory has no room for more."""
 _SMALL_LAYER_WARPS = 12
-_SMALL_LAYER_BYTES = 100_000
+_SMALL_LAYER_PARAMETERS = 50_000
 """Of a CTA. Below, twelve warps are faster than sixteen: what each does once a phase costs more than it saves."""
 
 
@@ -92,7 +92,7 @@ def first_plan(
     if sparse != "on":
         fractions.append(None)
     warps = consumer_warps(arch, limits.sequences)
-    if config.ternary is None and _layer_bytes(config) <= _SMALL_LAYER_BYTES * limits.ctas:
+    if config.ternary is None and config.layer_parameters <= _SMALL_LAYER_PARAMETERS * limits.ctas:
         warps = min(warps, _SMALL_LAYER_WARPS)
     warp_counts = dict.fromkeys((warps, FEWEST_WARPS))
     for fraction, warps in itertools.product(fractions, warp_counts):
@@ -104,12 +104,6 @@ def first_plan(
         except OverflowError as error:
             raise ConfigError(f"the model is too large for a plan, whose offsets have 32 bits: {error}") from None
     raise refused
-
-
-def _layer_bytes(config: ModelConfig) -> int:
-    """Return the bytes of a dense layer's matrices."""
-    heads = config.num_attention_heads + config.num_key_value_heads
-    return 2 * config.hidden_size * (2 * heads * config.head_dim + 3 * config.intermediate_size)
 
 
 def assemble(

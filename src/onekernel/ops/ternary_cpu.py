@@ -6,13 +6,9 @@ The rounding contract is that of onekernel/phases/ternary.py, which says where t
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from onekernel.weights.ternary.activations import SMALLEST_ABSMAX, SMALLEST_BEFORE_NORM, root_mean_square
 from onekernel.weights.ternary.packed import PackedTernary
-
-LEAST = 1e-5
-"""Of the largest absolute value: what the published models clamp it to before they divide."""
-LEAST_BEFORE_NORM = 1e-10
 
 
 def linear(q: torch.Tensor, inverse: torch.Tensor, weight: PackedTernary) -> torch.Tensor:
@@ -36,36 +32,19 @@ def quantise(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[
     """
     y = x.float()
     if weight is None:
-        q, inverse = _quantised(y, LEAST)
+        q, inverse = _quantised(y, SMALLEST_ABSMAX)
     elif x.dtype is torch.float32:
-        q, inverse = _quantised(y * weight, LEAST_BEFORE_NORM)
-        inverse = inverse * _root_mean_square(y, eps)
+        q, inverse = _quantised(y * weight, SMALLEST_BEFORE_NORM)
+        inverse = inverse * root_mean_square(y, eps)
     else:
-        y = (y * (1 / _root_mean_square(y, eps))).to(x.dtype).float()
-        q, inverse = _quantised((y * weight).to(x.dtype).float(), LEAST)
+        y = (y * (1 / root_mean_square(y, eps))).to(x.dtype).float()
+        q, inverse = _quantised((y * weight).to(x.dtype).float(), SMALLEST_ABSMAX)
     return q, inverse[:, 0]
 
 
 def _quantised(y: torch.Tensor, least: float) -> tuple[torch.Tensor, torch.Tensor]:
     inverse = 127 / y.abs().amax(-1, keepdim=True).clamp(min=least)
     return (y * inverse).round().nan_to_num(0).clamp(-128, 127).to(torch.int8), inverse
-
-
-def _root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return sqrt(mean(x^2) + eps), (tokens, 1), of float32 x, with the sum in the contract's order."""
-    tokens, k = x.shape
-    squares = F.pad(x.square(), (0, -k % 512)).view(tokens, -1, 32, 4, 4)
-    first, *others = _in_halves(squares).unbind(1)
-    for sums in others:
-        first = first + sums
-    mean = _in_halves(_in_halves(first))[:, None] * (1 / k)
-    return (mean + eps).double().sqrt().float()  # PyTorch's own root of float32 is not always the nearest float
-
-
-def _in_halves(values: torch.Tensor) -> torch.Tensor:
-    while (n := values.shape[-1]) > 1:
-        values = values[..., : n // 2] + values[..., n // 2 :]
-    return values[..., 0]
 
 
 def _integer_sums(q: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -27,43 +27,15 @@ residual after every addition. An int8 value is then another where that moves it
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
+from onekernel.weights.ternary.activations import SMALLEST_ABSMAX, SMALLEST_BEFORE_NORM, root_mean_square
 from onekernel.weights.ternary.matrix import TernaryMatrix
-
-SMALLEST_ABSMAX = 1e-5
-"""Lower bound of a token's largest absolute value, as in the models' own code."""
-SMALLEST_BEFORE_NORM = 1e-10
-"""The same where a norm follows, which may make it 1 / sqrt(eps) times as large."""
-
-_SHAPE = (32, 4, 4)
-"""Of the squares of 512 columns: lanes of a warp, fours that a lane adds up, columns of a four."""
 
 _CUDA_ROWS = 32
 """PyTorch's int8 product on a GPU takes more than 16 rows."""
-
-
-def root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return sqrt(mean(x^2) + eps), (tokens, 1) float32, of x (tokens, K) float32 in the contract's order."""
-    tokens, k = x.shape
-    squares = F.pad(x.square(), (0, -k % math.prod(_SHAPE))).view(tokens, -1, *_SHAPE)
-    first, *others = _in_halves(squares).unbind(1)
-    for sums in others:
-        first = first + sums
-    mean = _in_halves(_in_halves(first))[:, None] * (1 / k)
-    # PyTorch's root of many floats on a CPU is a unit off in 1 of 150; a float64 one, rounded, is the nearest float.
-    return (mean + eps).double().sqrt().float()
-
-
-def _in_halves(values: torch.Tensor) -> torch.Tensor:
-    """Sum over the last dimension, whose size is a power of two."""
-    while (n := values.shape[-1]) > 1:
-        values = values[..., : n // 2] + values[..., n // 2 :]
-    return values[..., 0]
 
 
 def quantise_activations(t: torch.Tensor, least: float = SMALLEST_ABSMAX) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,8 +13,9 @@ ALONE_PIECES = 8
 _ANSWER_TOKENS = 64
 """What is taken to follow a prompt when that is decided."""
 _ROW_PAGES = 4
-_KEYS_AND_VALUES_BYTES = 4
-"""Of one value of a head in bf16, in both."""
+"""Of a block where members have many pages."""
+KEYS_AND_VALUES_BYTES = 2 * 2
+"""Of one token and one of a head's dimensions: a bf16 key and a bf16 value."""
 
 
 def members_of(ctas: int, kv_heads: int) -> int:
@@ -25,7 +26,7 @@ def members_of(ctas: int, kv_heads: int) -> int:
 def piece_tokens(head_dim: int, stage_bytes: int) -> int:
     """Return the tokens whose keys and values are in one stage of the ring; `piece_tokens` in phases/attention."""
     tokens = PAGE_TOKENS
-    while tokens * head_dim * _KEYS_AND_VALUES_BYTES > stage_bytes:
+    while tokens * head_dim * KEYS_AND_VALUES_BYTES > stage_bytes:
         tokens //= 2
     return tokens
 

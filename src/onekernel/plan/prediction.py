@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onekernel.plan.abi import Kind
-from onekernel.plan.chunks import chunks, most_tokens
+from onekernel.plan.chunks import KEYS_AND_VALUES_BYTES, chunks, most_tokens
 from onekernel.plan.plan import Plan
-
-_KEYS_AND_VALUES_BYTES = 2 * 2
-"""Of one token and one of a head's dimensions: a bf16 key and a bf16 value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +75,5 @@ def _hop_us(plan: Plan, kind: Kind, length: int, speeds: Speeds) -> float:
         return speeds.hand_over_us
     heads = int(plan.tasks["count"][plan.tasks["kind"] == Kind.ATTENTION].max())
     tokens = most_tokens(length, plan.members, block_pages) * heads * plan.limits.sequences
-    read = tokens * plan.config.head_dim * _KEYS_AND_VALUES_BYTES
+    read = tokens * plan.config.head_dim * KEYS_AND_VALUES_BYTES
     return speeds.attention_us + read / (speeds.attention_gbps * 1e3)

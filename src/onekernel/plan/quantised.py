@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from onekernel.phases.ternary import SMALLEST_ABSMAX, SMALLEST_BEFORE_NORM, root_mean_square
 from onekernel.plan.abi import Flag, Kind
 from onekernel.plan.exchange import F32
 from onekernel.plan.layout import SMALL_UNIT_BYTES
 from onekernel.plan.machine import Machine
 from onekernel.weights.arena import QUANTISED_ROWS
+from onekernel.weights.ternary.activations import SMALLEST_ABSMAX, SMALLEST_BEFORE_NORM, root_mean_square
 from onekernel.weights.ternary.int8_rows import unpack_rows
 from onekernel.weights.ternary.packed import UNIT_COLUMNS
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles

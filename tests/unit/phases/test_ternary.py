@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onekernel.phases.ternary import Int8Rows, TernaryReference, integer_sums, quantise_activations, root_mean_square
+from onekernel.phases.ternary import Int8Rows, TernaryReference, integer_sums, quantise_activations
+from onekernel.weights.ternary.activations import root_mean_square
 from onekernel.weights.ternary.int8_rows import quantise_rows
 from onekernel.weights.ternary.matrix import TernaryMatrix
 

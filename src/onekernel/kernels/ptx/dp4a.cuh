@@ -24,3 +24,6 @@ __device__ __forceinline__ i32 dp4a_us(u32 a, u32 b, i32 sum) {
   return shim::dot<unsigned char, signed char>(a, b, sum);
 #endif
 }
+
+// sum + four signed bytes.
+__device__ __forceinline__ i32 add_bytes(u32 bytes, i32 sum) { return dp4a_ss(bytes, 0x01010101, sum); }

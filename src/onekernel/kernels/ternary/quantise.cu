@@ -10,6 +10,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/platform.cuh"
 #include "ptx/shuffle.cuh"
+#include "ptx/whole.cuh"
 
 constexpr u32 THREADS = QUANTISE_THREADS, WARPS = THREADS / WARP;
 constexpr u32 FOUR = 4, PLACES = WARP * FOUR;  // that sums of fours are added up to
@@ -17,9 +18,6 @@ constexpr bool ROOT_APART = QUANTISE_NORM && !QUANTISE_BF16;
 constexpr float LEAST = ROOT_APART ? 1e-10f : 1e-5f;  // of max|t|: as the models do, but before the root
 
 __device__ __forceinline__ float rounded(float value) { return QUANTISE_BF16 ? bf16_low(bf16_pair(value, 0)) : value; }
-
-// The larger one; NaN if either is.
-__device__ __forceinline__ float larger(float a, float b) { return b > a || b != b ? b : a; }
 
 __device__ __forceinline__ float four_in_halves(float a, float b, float c, float d) {
   return __fadd_rn(__fadd_rn(a, c), __fadd_rn(b, d));

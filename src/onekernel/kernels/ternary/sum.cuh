@@ -32,9 +32,6 @@ __device__ __forceinline__ u32 x_piece_at(u32 token, u32 piece) {
   return token * UNIT_COLUMNS + (piece ^ token % 2 * 4) * 16;
 }
 
-// sum + the four signed bytes of `x`.
-__device__ __forceinline__ i32 add_bytes(u32 x, i32 sum) { return dp4a_ss(x, 0x01010101, sum); }
-
 // A group's term. The product is rounded by itself: with a fused one, bits would depend on the compiler.
 __device__ __forceinline__ float term(i32 sum, float scale) { return __fmul_rn(static_cast<float>(sum), scale); }
 

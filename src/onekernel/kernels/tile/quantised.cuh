@@ -64,8 +64,6 @@ __device__ __forceinline__ u32 norm_count(const Machine& m, const Task& task) {
   return kind == Kind::OUT ? task.inputs : kind == Kind::DOWN ? m.header.inner : m.header.hidden;
 }
 
-__device__ __forceinline__ i32 add_bytes(u32 bytes, i32 sum) { return dp4a_ss(bytes, 0x01010101, sum); }
-
 // After the takers' first meeting: 127 / the largest absolute input.
 __device__ __forceinline__ float inverse_of(const Quantised& own) {
   const float most = own.largest()[min(lane_index(), LAST_WARP - 1)];
@@ -115,8 +113,7 @@ __device__ __forceinline__ void put_groups(const Quantised& own, u32 bytes, u32 
 
 // Takes the task's inputs, WIDTH fours a thread at once, and leaves their int8 values in shared.x(): (columns of whole
 // units), then the fine ones if it is the head. All consumers call it. What else there is to say of the inputs is in
-// `Quantised` after the next meeting, but for `total`, the
-// sum of a warp's int8 values.
+// `Quantised` after the next meeting, but for `total`, the sum of a warp's int8 values.
 template <bool INT8, u32 WIDTH>
 __device__ __forceinline__ bool take_fours(const Machine& m, const Task& task, u32 columns, bool ok, i32& total) {
   const Quantised own(m);
