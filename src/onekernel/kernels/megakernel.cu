@@ -190,6 +190,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
     });
   }
   if (SPARSE && kind == Kind::GATE && ok && task.count > 0) firing_rows(m, task);
+  if (kind == Kind::OUT) tell_appended(m, m.shared.tasks()[task.in_phase - 1]);  // combine's, behind attention
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
     if (m.launch.choosing.mode == CHOOSE_GREEDY)

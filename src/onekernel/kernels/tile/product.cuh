@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ptx/mma.cuh"
+#include "ptx/opaque.cuh"
 #include "tile/machine.cuh"
 
 // Stores values 4 * index to 4 * index + 3. One sequence: of each 16 values, words 0, 2, 4, 6 and then words 1, 3, 5, 7, so
@@ -81,15 +82,29 @@ __device__ __forceinline__ bool take_inputs(const Machine& m, const Task& task, 
   return ok;
 }
 
-// After the meeting: the factor of a sequence's results, 1 / root mean square of its inputs; 1 without a norm.
-__device__ __forceinline__ float norm_factor(const Machine& m, const Task& task, u32 sequence) {
-  if (task.norm == 0) return 1.0f;
-  const float4* sums = reinterpret_cast<const float4*>(m.shared.sums() + sequence * MK_WARPS);
-  float sum = 0;
+// After the meeting: what the warps left of a sequence's inputs, if there is a norm. Loaded apart from its use, so that it comes
+// together with the sums that it is for.
+struct Norm {
+  bool normed;
+  float4 sums[MK_WARPS / 4] = {};
+
+  __device__ __forceinline__ Norm(const Machine& m, const Task& task, u32 sequence) : normed(task.norm != 0) {
+    // By the ring's address, which is in a register; that of shared memory would be asked for anew.
+    const float4* from = reinterpret_cast<const float4*>(m.ring.stages + Shared::SUMS) + sequence * (MK_WARPS / 4);
 #pragma unroll
-  for (u32 w = 0; w < MK_WARPS / 4; w++) sum += (sums[w].x + sums[w].y) + (sums[w].z + sums[w].w);
-  return rsqrtf(__fdividef(sum, static_cast<float>(m.header.hidden)) + m.header.eps);
-}
+    for (u32 w = 0; w < MK_WARPS / 4; w++)
+      if (normed) sums[w] = from[w];
+  }
+
+  // Of the sequence's results: 1 / root mean square of its inputs; 1 without a norm.
+  __device__ __forceinline__ float factor(const Header& header) const {
+    if (!normed) return 1.0f;
+    float sum = 0;
+#pragma unroll
+    for (u32 w = 0; w < MK_WARPS / 4; w++) sum += (sums[w].x + sums[w].y) + (sums[w].z + sums[w].w);
+    return rsqrtf(sum * __fdividef(1.0f, static_cast<float>(forget(header.hidden))) + header.eps);
+  }
+};
 
 // The same value, out of a shuffle. Without it the compiler reads threadIdx anew in every round, 20 cycles each time.
 __device__ __forceinline__ u32 kept(u32 value) { return shuffle_index(value, lane_index()); }
@@ -111,6 +126,9 @@ __device__ __forceinline__ u32 part_chunk(u32 row, u32 chunk) {
 }
 __device__ __forceinline__ u32 part_at(u32 row, u32 part) { return part_chunk(row, part / 4) + part % 4; }
 
+// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
+
 // A warp's way through a product of one sequence, part by part: a pair of units, or a unit. Part i of a run belongs to warp
 // i % MK_WARPS, so of pairs a stage belongs to half of the warps. It begins before the inputs are there, when nobody waits for
 // it: the first weights are in registers when they come.
@@ -121,6 +139,9 @@ struct Walk {
   MegaCursor at;
   u32 parts, to_take;  // to_take: stages in which this warp may have parts
   u32 k, row;          // of the warp's next part in its row tile; of which the lane may have the sum
+  u32 step_k = MK_WARPS, step_rows = 0;  // from part to part
+  // Of the lane in a part's inputs, by 16 bytes, and in a stage. Known before the inputs come: what follows them counts.
+  u32 x_at = forget(lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2), stage_at;
   uint4 weights[4] = {};
 
   __device__ __forceinline__ Walk(const Machine& m, u32 row_tiles, u32 k_parts, u32 tile_rows, bool pairs)
@@ -130,6 +151,8 @@ struct Walk {
       if (warp >= MK_WARPS / 2) at.advance();
     }
     for (; k >= k_parts; row += tile_rows) k -= k_parts;
+    for (; step_k >= k_parts; step_rows += tile_rows) step_k -= k_parts;
+    stage_at = forget((pairs ? warp % (MK_WARPS / 2) * 2 : warp) * UNIT_BYTES + lane * 16);
   }
 
   // Of the run.
@@ -141,13 +164,11 @@ struct Walk {
   template <u32 UNITS>
   __device__ __forceinline__ bool load(Machine& m, bool ok) {
     ok = ok && m.take(at);
-    const u8* stage = m.ring.stages + at.stage * STAGE_BYTES + warp % (MK_WARPS / UNITS) * (UNITS * UNIT_BYTES);
-    const uint4* unit = reinterpret_cast<const uint4*>(stage) + lane;
+    const uint4* unit = reinterpret_cast<const uint4*>(m.ring.stages + at.stage * STAGE_BYTES + stage_at);
 #pragma unroll
     for (u32 i = 0; i < 2 * UNITS; i++) weights[i] = unit[i * WARP];
     m.ring.free(at, ok, UNITS);
-#pragma unroll
-    for (u32 i = 0; i < UNITS; i++) at.advance();
+    at.skip<UNITS>();
     to_take--;
     return ok;
   }
@@ -159,9 +180,6 @@ struct Walk {
   }
 };
 
-// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
-constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
-
 // Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves
 // the parts of each row in shared.partial(). A meeting follows. UNITS: of a part, of which a row tile has k_parts.
 //
@@ -170,32 +188,21 @@ constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
 // of the second, so c[0] of column 0 and c[3] of column 1 are the two parts of a row's sum, and both are in lane 4 * row.
 // Rows 4 to 7 of a 4-row unit are its second 64 columns; their x are columns 2 and 3 of B, their sums in lane 4 * row + 1.
 //
-// The sum of a row tile is stored while inputs of the next are on their way from shared memory.
+// The sum of a row tile is stored while the next weights are on their way from shared memory.
 template <bool ROWS_4, u32 UNITS>
 __device__ __forceinline__ bool multiply_one(Machine& m, Walk& walk, u32 k_parts, bool ok) {
   constexpr u32 ROWS = ROWS_4 ? 4 : 8, UNIT_CHUNKS = ROWS_4 ? 16 : 8, UNIT_LANES = ROWS_4 ? 16 : 8;
-  constexpr u32 NOTHING = ~0u;
   const u32 lane = walk.lane;
-  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+  const uint4* x = reinterpret_cast<const uint4*>(m.shared.x()) + walk.x_at;
   uint4 x_first{}, x_second{};  // B has no more than UNIT_LANES lanes of x; in the others it stays 0
   u32 first = walk.k;           // of the warp's parts in this row tile
-  u32 finished = NOTHING;       // where the sum of the last row tile belongs
   float even[4] = {}, odd[4] = {};
-  const auto store = [&] {
-    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
-    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
-    if (lane % 4 == 0 && lane / 4 < ROWS) m.shared.partial()[finished] = sum;
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) even[i] = odd[i] = 0;
-    finished = NOTHING;
-  };
 #pragma unroll 1
   for (u32 i = walk.warp; i < walk.parts;) {
     if (lane < UNIT_LANES) {
       x_first = x[UNITS * walk.k * UNIT_CHUNKS];
       if (UNITS == 2) x_second = x[(2 * walk.k + 1) * UNIT_CHUNKS];
     }
-    if (finished != NOTHING) store();
     const uint4(&w)[4] = walk.weights;
     mma_bf16(even, w[0].x, w[0].y, w[0].z, w[0].w, x_first.x, x_first.y);
     mma_bf16(odd, w[1].x, w[1].y, w[1].z, w[1].w, x_first.z, x_first.w);
@@ -205,13 +212,21 @@ __device__ __forceinline__ bool multiply_one(Machine& m, Walk& walk, u32 k_parts
     }
     i += MK_WARPS;
     if (i < walk.parts) ok = walk.load<UNITS>(m, ok);
-    walk.k += MK_WARPS;
-    if (walk.k < k_parts) continue;
-    finished = part_at(walk.row, first);
-    for (; walk.k >= k_parts; walk.row += ROWS) walk.k -= k_parts;
+    const u32 row = walk.row;
+    walk.k += walk.step_k;
+    walk.row += walk.step_rows;
+    if (walk.k >= k_parts) {
+      walk.k -= k_parts;
+      walk.row += ROWS;
+    }
+    if (walk.row == row && i < walk.parts) continue;
+    float sum = (even[0] + even[3]) + (odd[0] + odd[3]);
+    if (ROWS_4) sum += shuffle_index(sum, (lane + 17) % WARP);
+    if (lane % 4 == 0 && lane / 4 < ROWS) m.shared.partial()[part_at(row, first)] = sum;
     first = walk.k;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) even[j] = odd[j] = 0;
   }
-  if (finished != NOTHING) store();
   if (walk.to_take > 0) {  // the last stage, in which only others have parts
     ok = ok && m.take(walk.at);
     m.ring.free(walk.at, ok, UNITS);
@@ -292,18 +307,18 @@ struct Rows {
   u32 first, count, k_units, tile_shift;
 };
 
-// The sum of a row of a sequence over all parts.
+// The sum of a row of a sequence over all parts. What is not there counts as zero: branches would take longer.
 __device__ __forceinline__ float sum_parts(const Machine& m, const Rows& rows, u32 sequence, u32 row) {
   const u32 parts = min(k_parts(rows.k_units), static_cast<u32>(MK_WARPS)), at = sequence * rows.count + row;
+  float4 v[PART_CHUNKS] = {};
+#pragma unroll
+  for (u32 c = 0; c < PART_CHUNKS; c++)
+    if (4 * c < parts) v[c] = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
   float sum = 0;
 #pragma unroll
   for (u32 c = 0; c < PART_CHUNKS; c++) {
     const u32 first = 4 * c;
-    const float4 v = *reinterpret_cast<const float4*>(m.shared.partial() + part_chunk(at, c));
-    if (first + 4 <= parts)
-      sum += (v.x + v.y) + (v.z + v.w);
-    else if (first < parts)
-      sum += (v.x + (first + 1 < parts ? v.y : 0)) + (first + 2 < parts ? v.z : 0);
+    sum += (v[c].x + (first + 1 < parts ? v[c].y : 0)) + ((first + 2 < parts ? v[c].z : 0) + (first + 3 < parts ? v[c].w : 0));
   }
   return sum;
 }
@@ -316,14 +331,16 @@ __device__ __forceinline__ float2 add_bias(const Machine& m, const Task& task, f
 }
 
 // Calls give(sequence, row, value) for each pair of neighbouring rows, with the pair's results: normalised, and with bias.
-// Whole warps call it: lane by lane for the rows, and for an odd one, or one that does not exist, `row` is rows.count.
+// Whole warps call it: lane by lane for the rows, and for an odd one, or one that does not exist, `row` is rows.count. The last
+// warps have the first rows: the first ones are about to take the next phase's inputs.
 template <class Give>
 __device__ __forceinline__ void for_row_pairs(const Machine& m, const Task& task, const Rows& rows, Give give) {
 #pragma unroll 1
-  for (u32 i = threadIdx.x; i - lane_index() < rows.count * SEQUENCES; i += CONSUMERS) {
+  for (u32 i = (MK_WARPS - 1 - warp_index()) * WARP + lane_index(); i - lane_index() < rows.count * SEQUENCES; i += CONSUMERS) {
     const u32 sequence = SEQUENCES == 1 ? 0 : min(i / rows.count, SEQUENCES - 1), row = min(i - sequence * rows.count, rows.count);
-    float value = 0;
-    if (row < rows.count) value = sum_parts(m, rows, sequence, row) * norm_factor(m, task, sequence);
+    const Norm norm(m, task, sequence);
+    float value = sum_parts(m, rows, sequence, min(row, rows.count - 1));
+    value *= norm.factor(m.header);
     float2 pair = make_float2(value, shuffle_down(value, 1));
     const bool even = row < rows.count && row % 2 == 0;
     if (even) pair = add_bias(m, task, pair, rows.first + row);
@@ -340,7 +357,7 @@ __device__ __forceinline__ bool product(Machine& m, const Task& task, Finish fin
   const auto tile_shift = [&] { return rows_4() ? 2u : 3u; };
   // A run that ends inside a stage would leave the next one's units behind, so all but the last are whole stages.
   const auto run = [&](u32 from) {
-    const u32 fit = m.header.max_rows >> tile_shift();
+    const u32 fit = forget(m.header.max_rows) >> tile_shift();
     return min(task.count <= fit ? task.count : fit / STAGE_UNITS * STAGE_UNITS, task.count - from);
   };
   const bool pairs = in_pairs(task.k_units);

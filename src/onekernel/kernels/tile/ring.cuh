@@ -21,6 +21,15 @@ struct Cursor {
     }
   }
 
+  // By fewer stages than there are.
+  template <u32 STEP>
+  __device__ __forceinline__ void skip() {
+    stage += STEP;
+    if (stage < STAGES) return;
+    stage -= STAGES;
+    round++;
+  }
+
   __device__ __forceinline__ void advance(u32 stages) {
     const u32 to = stage + stages;
     stage = to % STAGES;

@@ -324,7 +324,10 @@ __device__ __forceinline__ void merge_records(const Machine& m, const Task& task
   }
 }
 
-// By one warp; the others go on, since only a later token needs it.
+// The warp that appends: neither one of those that take inputs first, nor the one with a product's first rows.
+constexpr u32 APPENDER = MK_WARPS - 2;
+
+// By one warp; the others go on, since only a later token needs it. `tell_appended` follows.
 __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 sequence, u32 head, u32 position) {
   u8* page = m.launch.pages + page_offset(m.launch, task.layer, head, sequence, position / PAGE_TOKENS);
   u32* to = reinterpret_cast<u32*>(page) + position % PAGE_TOKENS * HALF_DIM;
@@ -334,7 +337,15 @@ __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 s
     to[i] = key[i];
     to[PAGE_TOKENS * HALF_DIM + i] = key[HALF_DIM + i];
   }
-  fence_proxy_async_global();  // a later token reads them back with bulk copies
+}
+
+// Tells the loader what `task`, an attention phase, has appended, and that later tokens may read it back with bulk copies. It is
+// called after the out phase: the fence waits until the stores have reached L2, and others would wait for this CTA meanwhile.
+__device__ __forceinline__ void tell_appended(const Machine& m, const Task& task) {
+  if (task.count == 0 || warp_index() != APPENDER) return;
+  fence_proxy_async_global();
+  __syncwarp();
+  if (lane_index() == 0) store_release_cta(m.shared.words() + WORD_APPENDED, m.shared.words()[WORD_APPENDED] + 1);
 }
 
 // Attends to what this member has of the task's KV head number `index`. What the task and the split say is read anew after each
@@ -353,7 +364,7 @@ __device__ __forceinline__ bool attend(Machine& m, const Task& task, u32 sequenc
   const u32 head = task.first + index * task.stride;
   merge_records(m, task, sequence, head, split.parts);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the next phase's inputs go where the records are
-  if (task.member == split.owner && warp_index() == MK_WARPS - 1) append(m, task, sequence, head, split.position);
+  if (task.member == split.owner && warp_index() == APPENDER) append(m, task, sequence, head, split.position);
   return true;
 }
 
@@ -366,8 +377,5 @@ __device__ __forceinline__ bool attention_phase(Machine& m, const Task& task) {
       if (s + i > 0) barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // the next heads go where the last ones are appended from
       if (!attend(m, task, s, i)) return false;
     }
-  // The warp that appends counts what is appended.
-  __syncwarp();
-  if (threadIdx.x == CONSUMERS - 1) store_release_cta(m.shared.words() + WORD_APPENDED, m.shared.words()[WORD_APPENDED] + 1);
   return true;
 }

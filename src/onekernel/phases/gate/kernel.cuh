@@ -113,7 +113,7 @@ __device__ __forceinline__ void firing_rows(const Machine& m, const Task& task) 
   const u32 firing = list_firing(neurons, thread);
   barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // so is the list
   if (firing > EARLY && warp < firing) ask_for(neurons.rows + neurons.firing[warp].offset, 2 * neurons.row_bytes, lane);
-  const float factor = norm_factor(m, task, 0);
+  const float factor = Norm(m, task, 0).factor(m.header);
 #pragma unroll 1
   for (u32 i = warp; i < firing; i += MK_WARPS) {
     Firing* const it = neurons.firing + i;

@@ -64,7 +64,7 @@ __device__ __forceinline__ void head_rows(const Machine& m, const Task& task, co
   if (EACH * (threadIdx.x - lane_index()) >= rows.count) return;  // a run has rows for few of the warps
 #pragma unroll 1
   for (u32 s = 0; s < SEQUENCES; s++) {
-    const float factor = HEAD_INT8 ? 1.0f : norm_factor(m, task, s);
+    const float factor = HEAD_INT8 ? 1.0f : Norm(m, task, s).factor(m.header);
     Best best = warp_bests(m, s)[warp_index()];
 #pragma unroll 1
     for (u32 row = threadIdx.x * EACH; row < rows.count; row += CONSUMERS * EACH) {
