@@ -110,7 +110,7 @@ class SparseShape:
             entry="sparse_down",
             constants={"DOWN_WARPS": self.down_warps, "DOWN_COLUMNS": columns},
             params=(
-                Pointer("lists", "int32", ("tokens", "room"), align_bytes=8),
+                Pointer("lists", "int32", ("tokens", "room"), align_bytes=4),
                 Pointer("lengths", "int32", ("tokens",), align_bytes=4),
                 Pointer("down", "bfloat16", ("inner", "hidden")),
                 Pointer("out", "bfloat16", ("tokens", "hidden")),

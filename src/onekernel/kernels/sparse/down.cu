@@ -3,8 +3,7 @@
 // partial sum leaves it.
 //
 // Entries of a token are the k of a tensor-core product: ldmatrix takes its rows from anywhere, so the gather of weight
-// rows costs nothing extra. Columns of the product are eight tokens; the entries of one meet zeros in the others. A lane
-// has the values of its column's token for a step of all eight.
+// rows costs nothing extra. Columns of the product are eight tokens; the entries of one meet zeros in the others.
 //
 // Constants: DOWN_WARPS, DOWN_COLUMNS (8 or 16).
 #include "ptx/atomic.cuh"
@@ -14,28 +13,29 @@
 
 constexpr u32 DOWN_PLANES = DOWN_COLUMNS / 8, DOWN_STEP = 32 / DOWN_PLANES, DOWN_TOKENS = 8, DOWN_AHEAD = 4;
 
-// The entry of a step whose row a lane names to ldmatrix: with one plane entry l, with two the lanes 0 to 7 and 16 to 23
-// name their rows in one plane, the lanes between them in the other.
-__device__ __forceinline__ u32 named() {
+// A lane holds one entry of a step, and names its row to ldmatrix: with one plane entry l, with two the entries of lanes
+// 0 to 7 and 16 to 23 stand for both planes, and the lanes between them hold the same.
+__device__ __forceinline__ u32 held() {
   return DOWN_PLANES == 2 ? lane_index() % 8 + lane_index() / 16 * 8 : lane_index();
 }
+__device__ __forceinline__ u32 holder(u32 entry) { return DOWN_PLANES == 2 ? entry + entry / 8 * 8 : entry; }
 
-// The values of two neighbouring entries of a list of `length`.
-__device__ __forceinline__ u32 values(const u32* list, u32 entry, u32 length) {
-  if (entry >= length) return 0;
-  const uint2 words = *reinterpret_cast<const uint2*>(list + entry);
-  return words.x >> 16 | (entry + 1 < length ? words.y & 0xffff0000u : 0);
+// The values of entries k and k + 1 of a step; zeros in the columns of other tokens.
+__device__ __forceinline__ u32 values(u32 word, u32 k, bool mine) {
+  const u32 low = shuffle_index(word, holder(k)), high = shuffle_index(word, holder(k + 1));
+  return mine ? low >> 16 | (high & 0xffff0000u) : 0;
 }
 
 // Adds a step of one token to its column of the sums.
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint4* row, const u32 (&value)[DOWN_STEP / 8], bool mine) {
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint4* plane, u32 word, bool mine) {
+  const u32 t = lane_index() % 4;
   u32 a[4];
-  load_matrices_transposed(a, row);
+  load_matrices_transposed(a, plane + word_column(word));
   if constexpr (DOWN_PLANES == 2) {
-    mma_bf16(sum, a[0], a[1], a[2], a[3], mine ? value[0] : 0, mine ? value[1] : 0);
+    mma_bf16(sum, a[0], a[1], a[2], a[3], values(word, 2 * t, mine), values(word, 2 * t + 8, mine));
   } else {
-    mma_bf16(sum, a[0], 0, a[1], 0, mine ? value[0] : 0, mine ? value[1] : 0);
-    mma_bf16(sum, a[2], 0, a[3], 0, mine ? value[2] : 0, mine ? value[3] : 0);
+    mma_bf16(sum, a[0], 0, a[1], 0, values(word, 2 * t, mine), values(word, 2 * t + 8, mine));
+    mma_bf16(sum, a[2], 0, a[3], 0, values(word, 2 * t + 16, mine), values(word, 2 * t + 24, mine));
   }
 }
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void store_pair(u32* out, u32 tokens, u32 token, u32 
 }
 
 extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
-    sparse_down(const u32* lists,    // (tokens, room); room is even
+    sparse_down(const u32* lists,    // (tokens, room)
                 const u32* lengths,  // (tokens,)
                 const uint4* down,   // (inner, hidden) bf16
                 u32* out,            // (tokens, hidden) bf16
@@ -82,30 +82,24 @@ extern "C" __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
   for (u32 token = (part * DOWN_WARPS + warp_index()) * DOWN_TOKENS; token < tokens;
        token += parts * DOWN_WARPS * DOWN_TOKENS) {
     const u32 mine = token + lane_index() < tokens && lane_index() < DOWN_TOKENS ? lengths[token + lane_index()] : 0;
-    u32 most = mine;
-#pragma unroll
-    for (u32 distance = 1; distance < DOWN_TOKENS; distance *= 2) most = max(most, shuffle_xor(most, distance));
-    most = shuffle_index(most, 0);
-    const u32 length = shuffle_index(mine, group);
-    const u32 *own = lists + static_cast<u64>(token + group) * room, *all = lists + static_cast<u64>(token) * room + named();
     float sum[4] = {};
 #pragma unroll 1
-    for (u32 entry = 0; entry < most; entry += DOWN_STEP) {
-      u32 value[DOWN_STEP / 8];
+    for (u32 half = 0; half < DOWN_TOKENS; half += DOWN_AHEAD) {
+      const u32* list = lists + static_cast<u64>(token + half) * room + held();
+      u32 begin[DOWN_AHEAD];  // the first step of several tokens at once: the loads' latency is paid once
 #pragma unroll
-      for (u32 i = 0; i < DOWN_STEP / 8; i++) value[i] = values(own, entry + 8 * i + 2 * t, length);
+      for (u32 j = 0; j < DOWN_AHEAD; j++)
+        begin[j] = held() < shuffle_index(mine, half + j) ? list[j * room] : zero;
+#pragma unroll
+      for (u32 j = 0; j < DOWN_AHEAD; j++) {
+        const u32 length = shuffle_index(mine, half + j);
+        u32 word = begin[j];
 #pragma unroll 1
-      for (u32 half = 0; half < DOWN_TOKENS; half += DOWN_AHEAD) {
-        const u32* lists_of = all + half * room + entry;
-        u32 lengths_of[DOWN_AHEAD], rows_of[DOWN_AHEAD];  // of several tokens at once: the loads' latency is paid once
-#pragma unroll
-        for (u32 j = 0; j < DOWN_AHEAD; j++) {
-          lengths_of[j] = shuffle_index(mine, half + j);
-          rows_of[j] = entry + named() < lengths_of[j] ? word_column(lists_of[j * room]) : zero;
+        for (u32 entry = 0; entry < length; entry += DOWN_STEP) {
+          const u32 next = entry + DOWN_STEP + held() < length ? list[j * room + entry + DOWN_STEP] : zero;
+          multiply(sum, plane, word, group == half + j);
+          word = next;
         }
-#pragma unroll
-        for (u32 j = 0; j < DOWN_AHEAD; j++)
-          if (entry < lengths_of[j]) multiply(sum, plane + rows_of[j], value, group == half + j);
       }
     }
     // sum[0], sum[1]: column `group` of tokens 2t and 2t + 1; sum[2], sum[3]: column group + 8.
