@@ -5,7 +5,8 @@
 Random weights, made on the device. `us_per_token` is (host time of the last token - of the first) / (tokens - 1) of one
 answer, over `--repeats` answers, all sides taking turns. `read_roofline_us` is the time of reading `bytes_per_token`
 (weights, and the cache at its mean length) at the rate that a plain read of these weights reached in the same run. Rows
-of another model, length or backend that the file already holds stay; it is written after every round.
+of another model, length or backend that the file already holds stay; it is written after every round. `--phases` adds
+`phases`: how many of each kind, what they take in a traced build (slower), and how long their bytes take to read.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ from onekernel.engine.stream import AnswerStream
 from onekernel.engine.ternary import place_on, place_packed_on
 from onekernel.measure.bench import random_ids
 from onekernel.measure.results import git_commit, spread, write_results
+from onekernel.measure.timeline import summarize
+from onekernel.measure.trace import trace_token
 from onekernel.models.load import load_packed, load_weights
 from onekernel.models.model import Model
 from onekernel.models.registry import model_config
 from onekernel.models.ternary import load_packed_ternary, load_ternary
+from onekernel.plan.abi import Kind
 from onekernel.text.tokenizer import Tokenizer
 from onekernel.weights.checkpoint import Checkpoint
 from onekernel.weights.open import open_checkpoint
@@ -57,6 +61,7 @@ class Side:
     run: Run
     note: str | None = None
     timings: list[Timing] = field(default_factory=list)
+    phases: dict[str, dict[str, float]] | None = None
 
 
 class DeviceDummy:
@@ -161,6 +166,19 @@ def read_roofline(weights: torch.Tensor, device: str, repeats: int = 11) -> Roof
     return min(found, key=lambda roofline: roofline.us["median"])
 
 
+def phases_of(backend: MegakernelBackend, prompt: int, token: int, gbps: float) -> dict[str, dict[str, float]]:
+    """Return where the time of an answer's token goes, by kind of phase, beside what its bytes take at `gbps`."""
+    config = backend.megakernel.plan.config
+    found = {}
+    for part in summarize(trace_token(backend, random_ids(prompt, config.vocab_size), token)):
+        read = part.megabytes * 1e6
+        if part.kind == Kind.ATTENTION.name.lower():
+            read += (prompt + token) * config.kv_bytes_per_token()
+        floor_us = read / gbps / 1e3
+        found[part.kind] = {"count": part.phases, "us": round(part.total_us, 2), "floor_us": round(floor_us, 2)}
+    return found
+
+
 def rows_of(sides: list[Side], about: Mapping[str, Any], roofline_us: float | None) -> list[dict[str, Any]]:
     rows = []
     for side in sides:
@@ -175,6 +193,7 @@ def rows_of(sides: list[Side], about: Mapping[str, Any], roofline_us: float | No
                 "ttft_ms": spread([timing.ttft_ms for timing in side.timings]),
                 "percent_of_roofline": roofline_us and round(100 * roofline_us / us["median"], 1),
                 **({"note": side.note} if side.note else {}),
+                **({"phases": side.phases} if side.phases else {}),
             }
         )
     return rows
@@ -198,6 +217,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, metavar="N", help="context to allocate (default: prompt + new)")
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="answers of each side")
     parser.add_argument("--baselines", action="store_true", help="also transformers and a plain compiled decoder")
+    parser.add_argument("--phases", action="store_true", help="also where the time of a token goes, by a traced build")
     parser.add_argument("--untuned", action="store_true", help="compile the plain decoder without tuning its kernels")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--commit", help="what to record as the commit")
@@ -229,6 +249,8 @@ def main() -> None:
             f"plain read of {roofline.read_bytes / 1e9:.3f} GB: {roofline.us['median']:.1f} us, "
             f"{roofline.gbps:.0f} GB/s"
         )
+        if args.phases:
+            sides[0].phases = phases_of(backend, args.prompt, min(8, args.new - 2), roofline.gbps)
         found = facts(args.device)
         machine = {"device": found.name, "driver": found.driver_version, "sm_clock_mhz": roofline.sm_clock_mhz}
     mean_length = args.prompt + (args.new - 1) // 2

@@ -199,7 +199,7 @@ FAULTS = {
     "one more than fits": ("sparse/pack.cu", "over || count > capacity", "over || count > capacity + 1"),
     "no mark": ("sparse/pack.cu", "overflowed[row] = over;", "overflowed[row] = 0;"),
     "a word that means nothing": ("sparse/up.cu", "entry + 1 < count ?", "true ?"),
-    "halves not put back": ("sparse/up.cu", "low = odd ? b : a;", "low = a;"),
+    "weights and inputs in other orders": ("sparse/up.cu", "from[one] :", "from[t] :"),
     "a slice left out": ("sparse/combine.cu", "u32 slice = 0; slice", "u32 slice = 1; slice"),
     "other tokens' columns": ("sparse/down.cu", "group == half + j);", "group >= half + j);"),
     "only the first step": ("sparse/down.cu", "word = next;", "word = zero;"),

@@ -27,6 +27,9 @@ INNER_MULTIPLE = 16
 MAX_INNER = (1 << 16) - INNER_MULTIPLE
 """A word names the neuron in 16 bits, and down.cu needs one number more, for none."""
 
+MOST_DOWN_COLUMNS = 16
+"""Columns of hidden_size that a CTA of down.cu finishes; half as many where more do not fit."""
+
 SHARED_BYTES = 227 * 1024
 """What a CTA may have on Hopper."""
 
@@ -180,7 +183,8 @@ class Slices:
         if first % INNER_MULTIPLE or not 0 <= first < inner:
             raise ConfigError(f"{first} dense neurons of {inner}; give a multiple of {INNER_MULTIPLE} below that")
         rows = inner - first
-        fitting = [columns for columns in (16, 8) if (rows + 1) * columns * 2 <= shared_bytes]
+        forms = (MOST_DOWN_COLUMNS, MOST_DOWN_COLUMNS // 2)
+        fitting = [columns for columns in forms if (rows + 1) * columns * 2 <= shared_bytes]
         if not fitting:
             raise ConfigError(
                 f"{rows} sparse neurons do not fit: {shared_bytes} bytes of shared memory hold {shared_bytes // 16 - 1}"

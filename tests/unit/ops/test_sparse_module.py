@@ -37,7 +37,7 @@ def module(hidden: int, inner: int, route: Route | None = None) -> SparseFFN:
 def test_it_measures_and_then_goes_the_fastest_way(hidden: int) -> None:
     ffn, x = module(hidden, 301), inputs(3, 7, hidden)
     inner, padded = ffn.up.shape
-    ffn.router = Router(ffn.router._shape, padded, inner, costs=Costs(call_us=1e6, flop_per_us=1.0))
+    ffn.router = Router(ffn.router._shape, padded, inner, costs=Costs(token_us=1e6, flop_per_us=1.0))
     gate, up, down = weights(hidden, 301)
     want = dense(x, gate, up, down, False)
     assert ffn.measured is None
@@ -55,7 +55,7 @@ def test_hot_neurons_move_to_the_front_once_and_change_nothing() -> None:
     gate, up, down = weights(64, 320)
     ffn.gate[::3, 0] = 1.5
     gate[::3, 0] = 1.5  # a third of the neurons is active for most tokens
-    costs = Costs(call_us=0.0, token_us=0.0, column_us=6e-5, flop_per_us=3e5, gathered_bytes_per_us=1.0)
+    costs = Costs(launch_us=0.0, token_us=0.0, column_us=6e-5, flop_per_us=3e5, gathered_token_us=1e9)
     ffn.router = Router(ffn.router._shape, 64, 320, costs=costs)
     want = dense(x, gate, up, down, False)
     pointer, ways = ffn.gate.data_ptr(), []

@@ -16,7 +16,7 @@ SHAPE = SparseShape()
 HIDDEN, INNER = 2048, 5632
 CPU = torch.device("cpu")
 TOKENS = 16384
-ONLY_SLICED = Costs(flop_per_us=1.0, gathered_bytes_per_us=1.0)
+ONLY_SLICED = Costs(flop_per_us=1.0, gathered_token_us=1e9)
 """Of a GPU on which any dense product is slower."""
 
 
@@ -37,12 +37,12 @@ def skewed(fraction: float, rows: int = 64) -> TwellStatistics:
 @pytest.mark.parametrize(
     ("stats", "tokens", "name"),
     [
-        (even(0.001), TOKENS, "sliced"),
-        (even(0.005), TOKENS, "sliced"),
-        (even(0.3), TOKENS, "dense"),
+        (even(0.003), TOKENS, "sliced"),
+        (even(0.02), TOKENS, "dense"),
         (even(0.9), 1, "dense"),
+        (even(0.1), 1, "dense"),
         (even(0.01), 1, "gather"),
-        (skewed(0.03, 512), TOKENS, "hot_cold"),
+        (skewed(0.006, 2048), TOKENS, "hot_cold"),
     ],
 )
 def test_the_fastest_way_is_taken(stats: TwellStatistics, tokens: int, name: str) -> None:
@@ -53,13 +53,13 @@ def test_costs_decide() -> None:
     """A GPU whose tensor cores are slow goes sparsely where another goes densely."""
     stats = even(0.1)
     assert choose(stats, TOKENS, HIDDEN, SHAPE).name == "dense"
-    assert choose(stats, TOKENS, HIDDEN, SHAPE, Costs(flop_per_us=30e6)).name == "sliced"
+    assert choose(stats, TOKENS, HIDDEN, SHAPE, Costs(flop_per_us=30e6)).name == "gather"
 
 
 def test_what_does_not_fit_shared_memory_is_not_chosen() -> None:
     torch.manual_seed(0)
     stats = TwellStatistics.of(torch.rand(64, 24576) < 0.002, 1024)
-    route = choose(stats, TOKENS, HIDDEN, SHAPE, Costs(gathered_bytes_per_us=1.0))
+    route = choose(stats, TOKENS, HIDDEN, SHAPE, Costs(gathered_token_us=1e9))
     assert route.name == "hot_cold"
     assert 24576 - route.hot < 232448 // 16
 
@@ -125,7 +125,7 @@ def fresh_totals() -> None:
 
 
 def test_the_first_call_is_dense_and_later_ones_follow_it() -> None:
-    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(call_us=0.0, gathered_bytes_per_us=1.0))
+    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(launch_us=0.0, gathered_token_us=1e9))
     assert router.measured is None
     assert call(router, 512, 0.001).name == "dense"
     assert call(router, 512, 0.001).name == "sliced"
@@ -137,7 +137,7 @@ def test_the_first_call_is_dense_and_later_ones_follow_it() -> None:
 
 def test_a_graph_keeps_what_was_known() -> None:
     """Nothing is read while it is captured, though a measurement has arrived."""
-    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(call_us=0.0, gathered_bytes_per_us=1.0))
+    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(launch_us=0.0, gathered_token_us=1e9))
     assert call(router, 512, 0.001).name == "dense"
     assert call(router, 512, 0.001, frozen=True).name == "dense"
     assert call(router, 512, 0.001).name == "sliced"
@@ -145,7 +145,7 @@ def test_a_graph_keeps_what_was_known() -> None:
 
 
 def test_tokens_unlike_those_measured_are_measured_again() -> None:
-    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(call_us=0.0, gathered_bytes_per_us=1.0))
+    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(launch_us=0.0, gathered_token_us=1e9))
     names = [call(router, 512, fraction).name for fraction in (0.001, 0.001, 0.001, 0.3, 0.3, 0.3, 0.3)]
     assert names == ["dense", "sliced", "sliced", "sliced", "dense", "dense", "dense"]
     assert router.measured is not None
@@ -154,7 +154,11 @@ def test_tokens_unlike_those_measured_are_measured_again() -> None:
 
 @pytest.mark.parametrize("way", ["dense", "gather"])
 def test_calls_that_pack_nothing_are_measured_now_and_then(way: str) -> None:
-    cheap = Costs(call_us=1e9) if way == "gather" else Costs(call_us=1e9, gathered_bytes_per_us=1.0)
+    cheap = (
+        Costs(flop_per_us=1.0, memory_bytes_per_us=1.0)
+        if way == "gather"
+        else Costs(token_us=1e9, gathered_token_us=1e9)
+    )
     router = Router(SHAPE, HIDDEN, INNER, costs=cheap)
     looked = []
     for _ in range(2 * MEASURE_EVERY + 3):
@@ -172,7 +176,7 @@ def test_calls_that_pack_nothing_are_measured_now_and_then(way: str) -> None:
 
 
 def test_overflow_widens_the_tiles_of_later_calls() -> None:
-    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(call_us=0.0, gathered_bytes_per_us=1.0))
+    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(launch_us=0.0, gathered_token_us=1e9))
     call(router, 512, 0.001)
     before = router.next(512)
     totals[OVERFLOWED] += 100
@@ -185,7 +189,7 @@ def test_overflow_widens_the_tiles_of_later_calls() -> None:
 
 
 def test_sums_that_wrap_around_are_read_rightly() -> None:
-    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(call_us=0.0, gathered_bytes_per_us=1.0))
+    router = Router(SHAPE, HIDDEN, INNER, costs=Costs(launch_us=0.0, gathered_token_us=1e9))
     call(router, 512, 0.001)
     route = router.next(512)
     many = 2**27

@@ -6,7 +6,8 @@
 
 __device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
 #ifdef __CUDACC__
-  asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  __syncwarp();
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #else
   shim::barrier_sync(id, threads);
 #endif
@@ -15,7 +16,8 @@ __device__ __forceinline__ void barrier_sync(u32 id, u32 threads) {
 // Counts this thread and goes on; the others wait in barrier_sync.
 __device__ __forceinline__ void barrier_arrive(u32 id, u32 threads) {
 #ifdef __CUDACC__
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  __syncwarp();
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #else
   shim::barrier_arrive(id, threads);
 #endif
@@ -26,8 +28,9 @@ __device__ __forceinline__ void barrier_arrive(u32 id, u32 threads) {
 __device__ __forceinline__ bool barrier_any(u32 id, u32 threads, bool predicate) {
 #ifdef __CUDACC__
   u32 any;
+  __syncwarp();
   asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.cta.red.or.pred q, %1, %2, p;\n selp.u32 %0, 1, 0, q;\n}"
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.cta.red.or.pred.aligned q, %1, %2, p;\n selp.u32 %0, 1, 0, q;\n}"
       : "=r"(any)
       : "r"(id), "r"(threads), "r"(static_cast<u32>(predicate))
       : "memory");

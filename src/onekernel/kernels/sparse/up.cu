@@ -7,21 +7,14 @@
 //
 // Eight tokens a warp: row g of the tensor-core product is entry 2s of token g, row g + 8 its entry 2s + 1, column n is
 // token n. What is wanted lies on the diagonal; the rest comes free. A sum does not mind the order of k, so lanes load
-// 16 consecutive bytes of a weight row and of x alike. Odd groups take the second half of their row first: two rows of
-// 64 bytes then never meet in a bank.
+// 16 consecutive bytes of a weight row and of x alike. Odd groups take the second half of their rows first, and of x: two
+// rows of 64 bytes then never meet in a bank, and on the diagonal both sides have the same order.
 //
 // Constants: UP_WARPS, UP_COLUMNS (a multiple of 64).
 #include "ptx/mma.cuh"
 #include "sparse/words.cuh"
 
 constexpr u32 UP_VECTORS = UP_COLUMNS / 8, UP_BLOCKS = UP_COLUMNS / 64, UP_TOKENS = 8;
-
-// Vectors t and t + 4 of a row's block of 64 columns.
-__device__ __forceinline__ void load_row(const uint4* block, u32 t, bool odd, uint4& low, uint4& high) {
-  const uint4 a = block[odd ? t + 4 : t], b = block[odd ? t : t + 4];
-  low = odd ? b : a;
-  high = odd ? a : b;
-}
 
 __device__ __forceinline__ void multiply(float (&sum)[4], const uint4& even, const uint4& odd, const uint4& x) {
   mma_bf16(sum, even.x, odd.x, even.y, odd.y, x.x, x.y);
@@ -47,14 +40,15 @@ extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1)
 
   const u32 group = lane_index() / 4, t = lane_index() % 4;
   const bool odd = group % 2;
+  const u32 one = odd ? t + 4 : t, other = odd ? t : t + 4;  // vectors of a row's block of 64 columns
   for (u32 token = (part * UP_WARPS + warp_index()) * UP_TOKENS + group; token - group < tokens;
        token += parts * UP_WARPS * UP_TOKENS) {
-    uint4 x_low[UP_BLOCKS], x_high[UP_BLOCKS];
+    uint4 x_one[UP_BLOCKS], x_other[UP_BLOCKS];
 #pragma unroll
     for (u32 block = 0; block < UP_BLOCKS; block++) {
       const uint4* from = x + static_cast<u64>(token) * vectors + slice * UP_VECTORS + block * 8;
-      x_low[block] = token < tokens ? from[t] : make_uint4(0, 0, 0, 0);
-      x_high[block] = token < tokens ? from[t + 4] : make_uint4(0, 0, 0, 0);
+      x_one[block] = token < tokens ? from[one] : make_uint4(0, 0, 0, 0);
+      x_other[block] = token < tokens ? from[other] : make_uint4(0, 0, 0, 0);
     }
     const u64 at = static_cast<u64>(token) * tiles + tile;
     const u32 count = token < tokens ? counts[at] : 0;
@@ -71,11 +65,9 @@ extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 1)
       float sum[4] = {}, more[4] = {};  // two chains of products, half as long
 #pragma unroll
       for (u32 block = 0; block < UP_BLOCKS; block++) {
-        uint4 even_low, even_high, odd_low, odd_high;
-        load_row(weights + even_row * UP_VECTORS + block * 8, t, odd, even_low, even_high);
-        load_row(weights + odd_row * UP_VECTORS + block * 8, t, odd, odd_low, odd_high);
-        multiply(sum, even_low, odd_low, x_low[block]);
-        multiply(more, even_high, odd_high, x_high[block]);
+        const uint4 *even = weights + even_row * UP_VECTORS + block * 8, *uneven = weights + odd_row * UP_VECTORS + block * 8;
+        multiply(sum, even[one], uneven[one], x_one[block]);
+        multiply(more, even[other], uneven[other], x_other[block]);
       }
       pair = next;
       // Column `group` of rows group and group + 8 is held by the lane whose columns are 2t and 2t + 1.
