@@ -17,7 +17,7 @@ from onekernel.kernels.prefill import specs
 from onekernel.kernels.prefill.variants import Variant
 from onekernel.models.model import Model, Place, Weights
 from onekernel.models.packed import PackedModel, pack
-from onekernel.phases.attention.cache import KVCache
+from onekernel.phases.attention.cache import KVCache, places
 from onekernel.phases.attention.rope import rope_table
 from onekernel.phases.gate_up.reference import activate
 from onekernel.phases.norm import rms_norm
@@ -146,8 +146,9 @@ class Heads:
         table = self.table
         pages = poisoned(len(table) + 2, self.kv_heads, 2, 64, self.head_dim, dtype=torch.bfloat16)
         for position in range(end):
-            pages[table[position // 64], :, 0, position % 64] = keys[position]
-            pages[table[position // 64], :, 1, position % 64] = values[position]
+            order = places(self.head_dim)[position % 64]
+            pages[table[position // 64], :, 0, position % 64] = keys[position][..., order]
+            pages[table[position // 64], :, 1, position % 64] = values[position][..., order]
         queries = poisoned(self.tokens + SPARE, self.heads, self.head_dim, dtype=torch.bfloat16)
         queries[: self.tokens] = torch.randn(self.tokens, self.heads, self.head_dim, generator=generator)
         size = self.heads * self.head_dim

@@ -11,6 +11,7 @@ from onekernel.device.shim_build import Build
 from onekernel.errors import DeviceError
 from onekernel.kernels.prefill import specs
 from onekernel.kernels.prefill.variants import VARIANTS
+from onekernel.phases.attention.cache import places
 from onekernel.phases.attention.rope import rotate
 from onekernel.phases.norm import rms_norm
 from onekernel.weights.dense import PackedDense
@@ -133,7 +134,7 @@ def test_attention_under_sanitizers(shim, head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("from + row * from_stride + column, row < rows", "from + row * from_stride + column, true"),
+        ("from + row * from_stride + at * 8, row < rows", "from + row * from_stride + at * 8, true"),
         ("> query + i / 2 * 8", "> query + 8"),
         ("    __syncthreads();  // all have left the page's place\n", ""),
         ("out[n][half * 2] *= shrink;", "out[n][half * 2] *= 1.0f;"),
@@ -186,7 +187,7 @@ def append(kernel: Kernel, case: Heads, qk_norm: bool, device: torch.device) -> 
     if qk_norm:
         q, k = (rms_norm(x, w.double(), 1e-5) for x, w in zip((q, k), weights, strict=True))
     cos, sin = angles[start:].double().cos(), angles[start:].double().sin()
-    stored = torch.stack([pages[table[p // 64], :, :, p % 64] for p in range(start, end)])
+    stored = torch.stack([pages[table[p // 64], :, :, p % 64][..., places(dim)[p % 64]] for p in range(start, end)])
     for position in range(start, end):
         pages[table[position // 64], :, :, position % 64] = torch.nan
     assert pages.isnan().all()

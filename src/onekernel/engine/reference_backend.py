@@ -30,7 +30,7 @@ class ReferenceBackend(PagedBackend):
         memory: MemoryReport,
         prefix_cache: bool = False,
     ) -> None:
-        cache = KVCache.allocate(model.config, num_pages, model.dtype, str(model.device))
+        cache = KVCache.allocate(model.config, num_pages, model.dtype, str(model.device), plain=True)
         rope = rope_table(model.config, max_context).to(model.device)
         super().__init__(
             model,

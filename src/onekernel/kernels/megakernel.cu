@@ -190,7 +190,6 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
     });
   }
   if (SPARSE && kind == Kind::GATE && ok && task.count > 0) firing_rows(m, task);
-  if (kind == Kind::OUT) tell_appended(m, m.shared.tasks()[task.in_phase - 1]);  // combine's, behind attention
   if (kind == Kind::HEAD) {
     ok = m.meet(ok);
     if (m.launch.choosing.mode == CHOOSE_GREEDY)
@@ -210,6 +209,9 @@ __device__ __forceinline__ void compute(Machine& m) {
       m.mark(Mark::PHASE);
       ok = run_phase(m, m.shared.tasks()[m.phase], last);
       m.mark(Mark::END);
+      // Behind combine's phase, whose values out takes, is attention's.
+      if (const Task& task = m.shared.tasks()[m.phase]; task.kind == static_cast<u32>(Kind::OUT))
+        tell_appended(m, m.shared.tasks()[task.in_phase - 1]);
       if (threadIdx.x == 0) m.trace.weights(m.phase);
       if (m.phase == m.launch.stop_after) last = true;
     }

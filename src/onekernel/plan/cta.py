@@ -222,9 +222,8 @@ class Cta:
             taken.append(bf16_to_float(machine.exchange.take(wait).view(np.uint16)).reshape(-1, dim))
         queries = self._norm_and_rotate(taken[0], header["q_norm"], layer, position) * np.float32(dim**-0.5)
         if appends:
-            place = machine.cached(layer, head, s, position)
-            place[0] = float_to_bf16(self._norm_and_rotate(taken[1], header["k_norm"], layer, position))[0]
-            place[1] = float_to_bf16(taken[2])[0]
+            key = float_to_bf16(self._norm_and_rotate(taken[1], header["k_norm"], layer, position))[0]
+            machine.append(layer, head, s, position, np.stack((key, float_to_bf16(taken[2])[0])))
         own = [p for p in range(position + 1) if owner(p // block_tokens, header["members"]) == task["member"]]
         cache = np.stack([bf16_to_float(machine.cached(layer, head, s, p)) for p in own], axis=1)
         scores = queries @ cache[0].T

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from onekernel.config import PAGE_TOKENS
 from onekernel.errors import PlanError
+from onekernel.phases.attention.cache import places
 from onekernel.plan.abi import HEADER
 from onekernel.plan.exchange import F32, Exchange, bf16_to_float
 from onekernel.plan.layout import UNIT_BYTES
@@ -84,9 +85,21 @@ class Machine:
         return bf16_to_float(np.stack((up, rows[:, 1]), axis=1)).astype(np.float64)
 
     def cached(self, layer: int, head: int, sequence: int, position: int) -> npt.NDArray[np.uint16]:
-        """Return the place of a position's key and value, (2, head_dim), to read and to write."""
-        page = self.page_table[sequence, position // PAGE_TOKENS]
-        return self.pages[layer, page, head, :, position % PAGE_TOKENS]
+        """Return a position's key and value, (2, head_dim) bf16."""
+        rows, order = self._rows(layer, head, sequence, position)
+        return rows[:, order]
+
+    def append(self, layer: int, head: int, sequence: int, position: int, both: npt.NDArray[np.uint16]) -> None:
+        """Keep a position's key and value, (2, head_dim) bf16."""
+        rows, order = self._rows(layer, head, sequence, position)
+        rows[:, order] = both
+
+    def _rows(
+        self, layer: int, head: int, sequence: int, position: int
+    ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+        page, slot = self.page_table[sequence, position // PAGE_TOKENS], position % PAGE_TOKENS
+        rows = self.pages[layer, page, head, :, slot]
+        return rows, places(rows.shape[1])[slot].numpy()
 
     def note_logits(self, token: int, sequence: int, first: int, logits: F32) -> None:
         """Keep logits of tokens from `first` on."""

@@ -4,6 +4,7 @@
 // Constants: PF_HEAD_DIM, PF_QK_NORM.
 #include "ptx/convert.cuh"
 #include "ptx/shuffle.cuh"
+#include "tile/page.cuh"
 
 constexpr u32 WARPS = 8, THREADS = WARPS * WARP;
 constexpr u32 HALF = PF_HEAD_DIM / 2, PAIRS = (HALF + WARP - 1) / WARP;  // pairs (i, i + HALF) of a lane
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       second = high[i] * cosine + low[i] * sine;
     }
     const u32 pair = bf16_pair(first, second);
-    to[at] = static_cast<u16>(pair);
-    to[at + HALF] = static_cast<u16>(pair >> 16);
+    to[is_query ? at : page_value(PF_HEAD_DIM, position, at)] = static_cast<u16>(pair);
+    to[is_query ? at + HALF : page_value(PF_HEAD_DIM, position, at + HALF)] = static_cast<u16>(pair >> 16);
   }
 }

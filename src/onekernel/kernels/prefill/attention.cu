@@ -11,6 +11,7 @@
 #include "ptx/matrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
+#include "tile/page.cuh"
 
 constexpr u32 WARPS = 4, THREADS = WARPS * WARP, QUERIES = WARPS * 16;
 constexpr u32 PAGE_TOKENS = 64, N_TILES = PAGE_TOKENS / 8;
@@ -21,14 +22,15 @@ constexpr u32 MINUS_INFINITY = 0xff800000;
 constexpr bool KEEP_QUERIES = PADDED <= 128;  // in registers; wider heads read them again for each page
 
 // Starts copying `rows` rows of PF_HEAD_DIM values, the others of the tile become zeros: zero weights times whatever
-// lies in a slot that was never written would be NaN.
+// lies in a slot that was never written would be NaN. PAGED: they are a page's.
+template <bool PAGED>
 __device__ __forceinline__ void copy_rows(u16* to, const u16* from, u64 from_stride, u32 rows) {
   if (PF_HEAD_DIM % 8 == 0) {
     constexpr u32 PIECES = PF_HEAD_DIM / 8;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < PAGE_TOKENS * PIECES; i += THREADS) {
-      const u32 row = i / PIECES, column = i % PIECES * 8;
-      async_copy(to + row * STRIDE + column, from + row * from_stride + column, row < rows);
+      const u32 row = i / PIECES, piece = i % PIECES, at = PAGED ? page_chunk(PF_HEAD_DIM, row, piece) : piece;
+      async_copy(to + row * STRIDE + piece * 8, from + row * from_stride + at * 8, row < rows);
     }
   } else {
     constexpr u32 PIECES = PF_HEAD_DIM / 4;
@@ -119,14 +121,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 i = threadIdx.x; i < 5 * PAGE_TOKENS * (PADDED - PF_HEAD_DIM); i += THREADS)
       shared_queries[i / (PADDED - PF_HEAD_DIM) * STRIDE + PF_HEAD_DIM + i % (PADDED - PF_HEAD_DIM)] = 0;
   const u64 q_stride = static_cast<u64>(heads) * PF_HEAD_DIM;
-  copy_rows(shared_queries, queries + first * q_stride + head * PF_HEAD_DIM, q_stride, count);
+  copy_rows<false>(shared_queries, queries + first * q_stride + head * PF_HEAD_DIM, q_stride, count);
   auto copy_page = [&](u32 page) {
     const u64 number = static_cast<u32>(page_table[page]);
     const u16* from = pages + (number * kv_heads + kv_head) * 2 * PAGE_TOKENS * PF_HEAD_DIM;
     const u32 filled = min(PAGE_TOKENS, end - page * PAGE_TOKENS);
     u16* to = shared_pages + page % 2 * 2 * TILE;
-    copy_rows(to, from, PF_HEAD_DIM, filled);
-    copy_rows(to + TILE, from + PAGE_TOKENS * PF_HEAD_DIM, PF_HEAD_DIM, filled);
+    copy_rows<true>(to, from, PF_HEAD_DIM, filled);
+    copy_rows<true>(to + TILE, from + PAGE_TOKENS * PF_HEAD_DIM, PF_HEAD_DIM, filled);
   };
   copy_page(0);
   async_copies_commit();

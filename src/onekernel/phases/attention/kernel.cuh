@@ -15,6 +15,7 @@
 #include "ptx/mma.cuh"
 #include "ptx/opaque.cuh"
 #include "tile/machine.cuh"
+#include "tile/page.cuh"
 
 constexpr u32 HALF_DIM = HEAD_DIM / 2;  // words of a head, two bf16 values each
 constexpr u32 ROW_BYTES = HEAD_DIM * 2;
@@ -145,9 +146,10 @@ __device__ __forceinline__ bool take_heads(const Machine& m, const Task& task, u
   return ok;
 }
 
-// Values 8 * chunk to 8 * chunk + 7 of a row in shared memory; zeros behind its end.
-__device__ __forceinline__ uint4 load_chunk(const u8* row, u32 chunk) {
-  const u8* from = row + chunk * 16;
+// Values 8 * chunk to 8 * chunk + 7 of a row in shared memory; zeros behind its end. `token`: whose row in a page it is, modulo
+// 8; 0 for a row that is not from one.
+__device__ __forceinline__ uint4 load_chunk(const u8* row, u32 chunk, u32 token = 0) {
+  const u8* from = row + page_chunk(HEAD_DIM, token, chunk) * 16;
   if (HEAD_DIM % (8 * VALUE_CHUNKS) == 0) return *reinterpret_cast<const uint4*>(from);
   uint4 values = make_uint4(0, 0, 0, 0);
   if (HEAD_DIM % 8 == 0) {
@@ -186,21 +188,22 @@ struct Attention {
   __device__ __forceinline__ u32 first_of(u32 pair) const { return group() % 2 ? pair << 16 : pair & 0xffff; }
   __device__ __forceinline__ u32 second_of(u32 pair) const { return group() % 2 ? pair & 0xffff0000 : pair >> 16; }
 
-  // 1 to 8 tokens. What lies behind them may be anything, NaN included: the last one's row stands for it, with weight 0.
+  // 1 to 8 tokens, of a page from a multiple of 8 on, or the new one. What lies behind them may be anything, NaN included: the last one's row stands for it, with weight 0.
   __device__ __forceinline__ void octet(const Machine& m, const u8* keys, const u8* values, u32 tokens) {
-    const u8* key = keys + min(of_column(group()), tokens - 1) * ROW_BYTES;
+    const u32 token = min(of_column(group()), tokens - 1);
+    const u8* key = keys + token * ROW_BYTES;
     const u8* query = reinterpret_cast<const u8*>(m.shared.heads()) + min(head(), GROUP - 1) * ROW_BYTES;
     float even[4] = {}, odd[4] = {};
 #pragma unroll
     for (u32 i = 0; i < KEY_STEPS; i++) {
-      const uint4 k = load_chunk(key, 4 * i + quarter()), q = load_chunk(query, 4 * i + quarter()),
+      const uint4 k = load_chunk(key, 4 * i + quarter(), token), q = load_chunk(query, 4 * i + quarter()),
                   rest = load_chunk(query + (GROUP + 2) * ROW_BYTES, 4 * i + quarter());
       mma_bf16(even, q.x, rest.x, q.y, rest.y, k.x, k.y);
       mma_bf16(odd, q.z, rest.z, q.w, rest.w, k.z, k.w);
     }
     const u32 chunk = first_chunk() + of_column(group());
-    const uint4 low = load_chunk(values + min(quarter(), tokens - 1) * ROW_BYTES, chunk),
-                high = load_chunk(values + min(quarter() + 4, tokens - 1) * ROW_BYTES, chunk);
+    const auto load_value = [&](u32 token) { return load_chunk(values + token * ROW_BYTES, chunk, token); };
+    const uint4 low = load_value(min(forget(quarter()), tokens - 1)), high = load_value(min(forget(quarter() + 4), tokens - 1));
     float first = (even[0] + odd[0]) + (even[2] + odd[2]), second = (even[1] + odd[1]) + (even[3] + odd[3]);
     if (quarter() >= tokens) first = NEGATIVE;
     if (quarter() + 4 >= tokens) second = NEGATIVE;
@@ -334,8 +337,9 @@ __device__ __forceinline__ void append(const Machine& m, const Task& task, u32 s
   const u32* key = m.shared.heads() + GROUP * HALF_DIM;
 #pragma unroll 1
   for (u32 i = lane_index(); i < HALF_DIM; i += WARP) {
-    to[i] = key[i];
-    to[PAGE_TOKENS * HALF_DIM + i] = key[HALF_DIM + i];
+    const u32 at = page_value(HEAD_DIM, position, 2 * i) / 2;
+    to[at] = key[i];
+    to[PAGE_TOKENS * HALF_DIM + at] = key[HALF_DIM + i];
   }
 }
 
