@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from onekernel.device.shim_build import Build
 from onekernel.errors import DeviceError
+from onekernel.kernels.prefill.specs import RESULTS
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS, PrefillShape
 from onekernel.kernels.ternary.product import ProductShape
 from onekernel.kernels.ternary.wgmma import CANDIDATES as WGMMA_CANDIDATES
 from onekernel.kernels.ternary.wgmma import WgmmaShape
 from onekernel.ops import ternary_cpu
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
+from onekernel.phases.gate_up.reference import activate
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import PackedTernary
@@ -148,6 +151,50 @@ def test_results_are_rounded_to_bf16(launcher: TernaryLauncher, device, shape: s
     check(launcher, device, replace(SHAPES[shape], bf16=True), random_matrix(24, 256), 5, torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("shape", "result"),
+    [
+        (PREFILL, "relu2"),
+        (WGMMA, "relu2"),
+        (PREFILL, "add"),
+        (WGMMA, "add"),
+        pytest.param(replace(WITH_GROUPS, group=128), "relu", marks=pytest.mark.slow),
+        pytest.param(replace(WITH_GROUPS, group=128), "add", marks=pytest.mark.slow),
+        pytest.param(PREFILL, "silu", marks=pytest.mark.slow),
+        pytest.param(WGMMA, "silu", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_results_are_added_or_gated(
+    launcher: TernaryLauncher, device, shape: PrefillShape | WgmmaShape, result: str
+) -> None:
+    """Eights of gate and of up alternate, and have scales of their own; a residual is added to, and nothing else is."""
+    skip_without_wgmma(device, shape)
+    n, k, tokens, place = 208 if result != "add" else 37, 384, 70, device.torch
+    group = getattr(shape, "group", 0) or None
+    matrix = random_matrix(n, k, rows=() if group or result == "add" else (8,) * (n // 8), group=group)
+    weight, (x, inverse) = TensorCoreTiles.pack(matrix), random_activations(tokens, k)
+    rows = ternary_cpu.linear(x, inverse, weight)
+    before = torch.randn(tokens + 2, n if result == "add" else n // 2, generator=torch.Generator().manual_seed(2))
+    if result == "add":
+        want = before[:tokens] + rows
+    else:
+        gate, up = rows.view(tokens, -1, 2, 8).unbind(2)
+        want = (activate(gate, result) * up).reshape(tokens, -1)
+    x, inverse = F.pad(x, (0, 0, 0, 2), value=127), F.pad(inverse, (0, 2), value=1.0)
+    out, packed = before.to(place), weight.to(place)
+    args = [packed.codes, packed.scales.view(-1), x.to(place), inverse.to(place), out]
+    args += [packed.codes.shape[1], n, tokens, k, RESULTS[result]]
+    grid = shape.grid(len(packed.codes), tokens)
+    launcher.kernel(shape).launch(grid, shape.threads, args, shared_bytes=shape.shared_bytes(k // 128))
+    device.finish()
+    assert torch.equal(out.cpu()[tokens:], before[tokens:])
+    if result == "silu":  # the exponential is the device's
+        assert torch.allclose(out.cpu()[:tokens], want, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(out.cpu()[:tokens], want)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, shape: str) -> None:
     """Other numbers after the last activation and the last result: the first are not summed, the second stay."""
@@ -161,6 +208,8 @@ def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, s
     grid = built.grid(len(weight.codes), tokens)
     args = [weight.codes, weight.scales, room[: tokens * k].view(tokens, k), inverse.to(device.torch)]
     args += [out[: tokens * n].view(tokens, n), weight.codes.shape[1], n, tokens, k]
+    if not isinstance(built, ProductShape):
+        args.append(RESULTS["store"])
     launcher.kernel(built).launch(grid, built.threads, args, shared_bytes=built.shared_bytes(2))
     device.finish()
     assert (out[tokens * n :] == -77).all()

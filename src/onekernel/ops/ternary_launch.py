@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.spec import KernelSpec
+from onekernel.kernels.prefill.specs import RESULTS
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
@@ -66,6 +67,8 @@ class TernaryLauncher:
             values, results = q[part], out[part]
             sizes = (strip_bytes, weight.shape[0], len(values), columns)
             args: list[Arg] = [weight.codes, scales, values, inverse[part], results, *sizes]
+            if not isinstance(shape, ProductShape):
+                args.append(RESULTS["store"])
             kernel.launch(shape.grid(strips, len(values)), shape.threads, args, shared_bytes=shared_bytes)
         return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.spec import KernelSpec, Param, Pointer, Scalar
 
 UNIT_BYTES = 512
 UNIT_COLUMNS = 128
@@ -28,6 +28,22 @@ SIZES = (Scalar("strip_bytes", "u32"), Scalar("rows", "u32"), Scalar("tokens", "
 def result(bf16: bool) -> Pointer:
     """Return the parameter that takes the result."""
     return Pointer("out", "bfloat16" if bf16 else "float32", ("tokens", "rows"), align_bytes=2 if bf16 else 4)
+
+
+def many_params(bf16: bool) -> tuple[Param, ...]:
+    """Return the parameters of a product of many tokens; `room` is at least `tokens`.
+
+    `result` is one of prefill's `RESULTS`: rows as they are, in either dtype; added to `out` or gated, in float32.
+    Gated results are half as wide as the matrix has rows.
+    """
+    return (
+        *PARAMS[:2],
+        Pointer("x", "int8", ("room", "columns")),
+        Pointer("inverse", "float32", ("room",), align_bytes=4),
+        Pointer("out", "bfloat16" if bf16 else "float32", ("room", "width"), align_bytes=2 if bf16 else 4),
+        *SIZES,
+        Scalar("result", "u32"),
+    )
 
 
 _ENTRIES = {

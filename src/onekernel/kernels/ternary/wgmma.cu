@@ -13,7 +13,7 @@
 #include "ptx/fence.cuh"
 #include "ptx/shuffle.cuh"
 #include "ptx/wgmma.cuh"
-#include "ternary/sum.cuh"
+#include "ternary/results.cuh"
 
 constexpr u32 WARPS = WGMMA_WARPGROUPS * 4, THREADS = WARPS * WARP, STRIPS = WGMMA_STRIPS, TOKENS = WGMMA_TOKENS;
 constexpr u32 ROWS = WARPS * STRIPS * STRIP_ROWS, EIGHTS = (TOKENS / 8 + WARPS - 1) / WARPS;  // of tokens, a warp brings
@@ -149,9 +149,69 @@ struct Tile {
   }
 };
 
+// A tile's sums in shared memory, on their way to results.
+struct Ready {
+  const Tile& tile;
+  const float* scales;   // (rows)
+  const float* inverse;  // (tokens)
+  u32 rows, first_row;
+
+  // Two neighbouring rows. Most have one scale, those of a projection: a division then serves both.
+  struct Rows {
+    u32 row_in_cta;
+    float scale, second_scale;
+  };
+
+  __device__ __forceinline__ Rows rows_at(u32 row_in_cta) const {
+    const u32 row = first_row + row_in_cta;
+    const float scale = scales[row];
+    return {row_in_cta, scale, row + 1 < rows ? scales[row + 1] : scale};
+  }
+
+  __device__ __forceinline__ float2 results(const Rows& pair, u32 in_cta, float token_inverse) const {
+    const i32 offset = reinterpret_cast<const i32*>(tile.shared + OFFSETS_AT)[in_cta];
+    const uint2 sums = *reinterpret_cast<const uint2*>(tile.shared + (in_cta * ROW_WORDS + pair.row_in_cta) * 4);
+    const float factor = factor_of(pair.scale, token_inverse);
+    const float second = pair.second_scale == pair.scale ? factor : factor_of(pair.second_scale, token_inverse);
+    return make_float2(scaled(static_cast<i32>(sums.x) - offset, factor), scaled(static_cast<i32>(sums.y) - offset, second));
+  }
+
+  __device__ __forceinline__ void put(u32 result, void* out) const {
+    constexpr u32 PAIRS = ROWS / 2;
+    const u32 row = first_row + threadIdx.x % PAIRS * 2;
+    if (row >= rows) return;
+    const bool both = row + 1 < rows;
+    const Rows pair = rows_at(row - first_row);
+#pragma unroll 4
+    for (u32 in_cta = threadIdx.x / PAIRS; in_cta < TOKENS; in_cta += THREADS / PAIRS) {
+      const u32 token = tile.first_token + in_cta;
+      if (token >= tile.tokens) break;
+      const float2 found = results(pair, in_cta, inverse[token]);
+      put_results(result, out, static_cast<u64>(token) * rows + row, found.x, found.y, both);
+    }
+  }
+
+  __device__ __forceinline__ void gate(u32 result, void* out) const {
+    constexpr u32 PAIRS = ROWS / 4;
+    const u32 in_tile = threadIdx.x % PAIRS * 2, column = first_row / 2 + in_tile;
+    if (column >= rows / 2) return;
+    const u32 row = in_tile / HALF_STRIP * STRIP_ROWS + in_tile % HALF_STRIP;
+    const Rows gate_rows = rows_at(row), up_rows = rows_at(row + HALF_STRIP);
+#pragma unroll 4
+    for (u32 in_cta = threadIdx.x / PAIRS; in_cta < TOKENS; in_cta += THREADS / PAIRS) {
+      const u32 token = tile.first_token + in_cta;
+      if (token >= tile.tokens) break;
+      const float token_inverse = inverse[token];
+      const float2 gates = results(gate_rows, in_cta, token_inverse), ups = results(up_rows, in_cta, token_inverse);
+      store_results(out, static_cast<u64>(token) * (rows / 2) + column, gated(result, gates.x, ups.x),
+                    gated(result, gates.y, ups.y), true);
+    }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, WGMMA_CTAS) ternary_wgmma(
     const u8* codes, const float* scales, const u8* x, const float* inverse, void* out, u32 strip_bytes, u32 rows, u32 tokens,
-    u32 columns) {
+    u32 columns, u32 result) {
   const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, row_tiles = (rows + ROWS - 1) / ROWS;
   u8* shared = dynamic_shared();
   shared += (1024 - reinterpret_cast<u64>(shared) % 1024) % 1024;
@@ -170,20 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, WGMMA_CTAS) ternary_wgmma(
   __syncthreads();
   tile.share();
   __syncthreads();
-  constexpr u32 PAIRS = ROWS / 2;
-  const u32 pair = threadIdx.x % PAIRS, row = first_row + pair * 2;
-  if (row >= rows) return;
-  const bool both = row + 1 < rows;
-  const float scale = scales[row], second_scale = both ? scales[row + 1] : scale;
-  const i32* offsets = reinterpret_cast<const i32*>(shared + OFFSETS_AT);
-#pragma unroll 4
-  for (u32 in_cta = threadIdx.x / PAIRS; in_cta < TOKENS; in_cta += THREADS / PAIRS) {
-    const u32 token = first_token + in_cta;
-    if (token >= tokens) break;
-    const uint2 sums = *reinterpret_cast<const uint2*>(shared + (in_cta * ROW_WORDS + pair * 2) * 4);
-    const float token_inverse = inverse[token], factor = factor_of(scale, token_inverse);
-    const float second = second_scale == scale ? factor : factor_of(second_scale, token_inverse);
-    store_results(out, static_cast<u64>(token) * rows + row, scaled(static_cast<i32>(sums.x) - offsets[in_cta], factor),
-                  scaled(static_cast<i32>(sums.y) - offsets[in_cta], second), both);
-  }
+  const Ready ready{tile, scales, inverse, rows, first_row};
+  if (is_gated(result))
+    ready.gate(result, out);
+  else
+    ready.put(result, out);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onekernel.device.spec import KernelSpec
-from onekernel.kernels.ternary.product import PARAMS, SIZES, STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, result
+from onekernel.kernels.ternary.product import STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, many_params
 
 LEAST_TOKENS = 128
 """With fewer the smaller tiles of prefill.cu keep more SMs busy: 64 tokens of 3840 x 2560 take 10 us there, 16 here."""
@@ -57,7 +57,7 @@ class WgmmaShape:
                 "WGMMA_STAGES": self.stages,
                 "WGMMA_CTAS": self.ctas,
             },
-            params=(*PARAMS, result(self.bf16), *SIZES),
+            params=many_params(self.bf16),
         )
 
 
