@@ -27,7 +27,7 @@ from tests.ternary import integer_sums, random_activations, random_matrix
 DECODE = ProductShape("tensor_core", tokens=8, stages=3)
 BLOCKS = ProductShape("blocks16x32", tokens=8, stages=3)
 PREFILL = PrefillShape(strips=4, tokens=16, row_warps=2, token_warps=1, stages=2)
-WGMMA = WgmmaShape(warpgroups=1, strips=1, tokens=64, stages=2)
+WGMMA = WgmmaShape(warpgroups=1, strips=1, tokens=64, stages=4)
 SHAPES: dict[str, LinearShape] = {"decode": DECODE, "blocks": BLOCKS, "prefill": PREFILL, "wgmma": WGMMA}
 """Builds that most tests share: a build costs seconds, a launch milliseconds."""
 
@@ -45,6 +45,14 @@ def skip_without_wgmma(device, shape: LinearShape) -> None:
     on_gpu = isinstance(shape, WgmmaShape) and device.torch.type == "cuda"
     if on_gpu and torch.cuda.get_device_capability(device.torch) != (9, 0):
         pytest.skip("the products of warpgroups are Hopper's")
+
+
+def inputs(launcher: TernaryLauncher, shape: LinearShape, x: torch.Tensor, inverse: torch.Tensor) -> list[torch.Tensor]:
+    """What a kernel takes of the activations."""
+    if not isinstance(shape, WgmmaShape):
+        return [x, inverse]
+    ordered, sums = launcher.order(x)
+    return [ordered, inverse, sums]
 
 
 def unit_scales(matrix: TernaryMatrix) -> TernaryMatrix:
@@ -183,7 +191,7 @@ def test_results_are_added_or_gated(
         want = (activate(gate, result) * up).reshape(tokens, -1)
     x, inverse = F.pad(x, (0, 0, 0, 2), value=127), F.pad(inverse, (0, 2), value=1.0)
     out, packed = before.to(place), weight.to(place)
-    args = [packed.codes, packed.scales.view(-1), x.to(place), inverse.to(place), out]
+    args = [packed.codes, packed.scales.view(-1), *inputs(launcher, shape, x.to(place), inverse.to(place)), out]
     args += [packed.codes.shape[1], n, tokens, k, RESULTS[result]]
     grid = shape.grid(len(packed.codes), tokens)
     launcher.kernel(shape).launch(grid, shape.threads, args, shared_bytes=shape.shared_bytes(k // 128))
@@ -206,8 +214,9 @@ def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, s
     room[: tokens * k] = x.reshape(-1).to(device.torch)
     out = torch.full((tokens * n + 64,), -77.0, device=device.torch)
     grid = built.grid(len(weight.codes), tokens)
-    args = [weight.codes, weight.scales, room[: tokens * k].view(tokens, k), inverse.to(device.torch)]
-    args += [out[: tokens * n].view(tokens, n), weight.codes.shape[1], n, tokens, k]
+    taken = inputs(launcher, built, room[: tokens * k].view(tokens, k), inverse.to(device.torch))
+    args = [weight.codes, weight.scales, *taken, out[: tokens * n].view(tokens, n)]
+    args += [weight.codes.shape[1], n, tokens, taken[0].shape[1]]
     if not isinstance(built, ProductShape):
         args.append(RESULTS["store"])
     launcher.kernel(built).launch(grid, built.threads, args, shared_bytes=built.shared_bytes(2))
@@ -267,9 +276,8 @@ def test_sanitizers_find_nothing(shim, build: Build, shape: LinearShape, n: int,
         ("decode", "ternary/decode.cu", "odd = even << 2", "odd = even << 1"),
         ("prefill", "ternary/prefill.cu", "wait<PREFILL_STAGES - 2>();", "wait<PREFILL_STAGES - 1>();"),
         ("prefill", "ternary/prefill.cu", "row + 1 < rows);", "true);"),
-        ("wgmma", "ternary/wgmma.cu", "wait<WGMMA_STAGES - 1>();", "wait<WGMMA_STAGES>();"),
-        ("wgmma", "ternary/wgmma.cu", "__syncthreads();  // shows", "__syncwarp();  // shows"),
-        ("wgmma", "ternary/wgmma.cu", "__syncwarp();  // all lanes", "// all lanes"),
+        ("wgmma", "ternary/wgmma.cu", "wait<STAGES - 3>();", "wait<STAGES - 2>();"),
+        ("wgmma", "ternary/wgmma.cu", "fence_proxy_async_shared();\n    __syncthreads();", "__syncwarp();"),
         ("wgmma", "ternary/wgmma.cu", "both = row + 1 < rows;", "both = true;"),
     ],
 )

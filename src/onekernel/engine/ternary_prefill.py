@@ -17,7 +17,7 @@ from onekernel.engine.chunk_prefill import ChunkPrefill, Load
 from onekernel.kernels.prefill import specs
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.quantise import QuantiseShape
-from onekernel.kernels.ternary.wgmma import LEAST_TOKENS, WgmmaShape, choose_wgmma, wgmma_shapes
+from onekernel.kernels.ternary.wgmma import LEAST_TOKENS, WgmmaShape, choose_wgmma, ordered_columns, wgmma_shapes
 from onekernel.models.packed import PackedModel
 from onekernel.phases.attention.cache import KVCache
 from onekernel.weights.arena import LAYER_MATRICES, MatrixKind, WeightLayout
@@ -50,7 +50,13 @@ def why_not(config: ModelConfig, layout: WeightLayout, shared_bytes: int) -> str
 def workspace_bytes(config: ModelConfig, tokens: int) -> int:
     """Return the bytes of a chunk's activations."""
     hidden, q, inner = config.hidden_size, config.q_size, config.intermediate_size
-    return tokens * (4 + 4 * hidden + (hidden + q + inner + 4) + 4 * (q + 2 * config.kv_size) + (2 + 4) * q + 4 * inner)
+    floats = hidden + q + 2 * config.kv_size + q + inner + 1
+    return tokens * (4 * floats + 2 * q + _widest(config) + 2 * 4)
+
+
+def _widest(config: ModelConfig) -> int:
+    """Columns of the widest product's int8 values."""
+    return ordered_columns(max(config.hidden_size, config.q_size, config.intermediate_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +68,9 @@ class _Activations:
     queries: torch.Tensor  # (room, heads, head_dim) bf16
     mixed: torch.Tensor  # float32
     inner: torch.Tensor  # float32
-    hidden_q: torch.Tensor  # int8: the normed residual
-    mixed_q: torch.Tensor
-    inner_q: torch.Tensor
+    quantised: torch.Tensor  # (room * columns of the widest,) int8
     inverse: torch.Tensor  # (room,) float32: what the int8 values at hand were multiplied by
+    sums: torch.Tensor  # (room,) int32: of the int8 values at hand
 
 
 class TernaryPrefill(ChunkPrefill):
@@ -92,7 +97,11 @@ class TernaryPrefill(ChunkPrefill):
         self.activations = self._allocate()
         shapes: list[Shape] = [*prefill_shapes(self._group), *(wgmma_shapes() if self._wgmma else ())]
         self._products = {shape: load(shape.spec()) for shape in shapes}
-        quantise = {norm: load(QuantiseShape(bf16=False, norm=norm).spec()) for norm in {True, config.sub_norms}}
+        orders = (False, True) if self._wgmma else (False,)
+        quantise = {
+            shape: load(shape.spec())
+            for shape in (QuantiseShape(False, norm, order) for norm in {True, config.sub_norms} for order in orders)
+        }
         append = load(specs.append(config.head_dim, config.qk_norm))
         attention = load(specs.attention(config.head_dim, "float32"))
         self._embed = self.bind_embed(load(specs.EMBED), self.activations.residual)
@@ -105,15 +114,14 @@ class TernaryPrefill(ChunkPrefill):
         append, attention = self.append_ctas(tokens), self.attention_ctas(tokens)
         self._embed.launch(tokens)
         for layer in self.layers:
-            layer.quantise["qkv"].launch(tokens)
-            layer.product("qkv", tokens, chosen)
+            layer.product("qkv", tokens, chosen["qkv"])
             layer.append.launch(append, tokens, start)
             if layer is self.layers[-1]:
                 return
             layer.attention.launch(attention, tokens, start)
-            for kind in ("out", "gate_up", "down"):
-                layer.quantise[kind].launch(tokens)
-                layer.product(kind, tokens, chosen)
+            layer.product("out", tokens, chosen["out"])
+            layer.product("gate_up", tokens, chosen["gate_up"])
+            layer.product("down", tokens, chosen["down"])
 
     def choose(self, kind: MatrixKind, tokens: int) -> Shape:
         """Return the shape of a product with that many tokens."""
@@ -131,32 +139,38 @@ class TernaryPrefill(ChunkPrefill):
             queries=zeros(q, torch.bfloat16).view(self.chunk_tokens, -1, config.head_dim),
             mixed=zeros(q, torch.float32),
             inner=zeros(inner, torch.float32),
-            hidden_q=zeros(hidden, torch.int8),
-            mixed_q=zeros(q, torch.int8),
-            inner_q=zeros(inner, torch.int8),
+            quantised=zeros(_widest(config), torch.int8).flatten(),
             inverse=zeros(1, torch.float32).flatten(),
+            sums=zeros(1, torch.int32).flatten(),
         )
 
     def _bind_layer(
-        self, layer: int, quantise: dict[bool, BindableKernel], append: BindableKernel, attention: BindableKernel
+        self,
+        layer: int,
+        quantise: dict[QuantiseShape, BindableKernel],
+        append: BindableKernel,
+        attention: BindableKernel,
     ) -> Layer:
         config, constants, acts = self.config, self.layout.constants, self.activations
 
-        def bind_quantise(x: torch.Tensor, q: torch.Tensor, norm: int | None) -> Bound:
+        def bind_quantise(kind: MatrixKind, shape: QuantiseShape, norm: int | None) -> Bound:
+            x, columns = self._input(kind), self._quantised_columns(kind, shape.ordered)
             weight = acts.inverse if norm is None else self.packed.norm(norm, x.shape[1])
-            args: list[Arg] = [x, weight, q, acts.inverse, x.shape[1], config.rms_norm_eps]
-            shape = QuantiseShape(bf16=False, norm=norm is not None)
-            return quantise[shape.norm].bind(shape.threads, args, shared_bytes=shape.shared_bytes)
+            args: list[Arg] = [x, weight, self._quantised(columns), acts.inverse, acts.sums, x.shape[1], columns]
+            return quantise[shape].bind(shape.threads, [*args, config.rms_norm_eps], shared_bytes=shape.shared_bytes)
 
-        sub_norms = config.sub_norms
+        norms: dict[MatrixKind, int | None] = {
+            "qkv": constants.attention_norms[layer],
+            "out": constants.attention_sub_norms[layer] if config.sub_norms else None,
+            "gate_up": constants.mlp_norms[layer],
+            "down": constants.mlp_sub_norms[layer] if config.sub_norms else None,
+        }
         return Layer(
             {
-                "qkv": bind_quantise(acts.residual, acts.hidden_q, constants.attention_norms[layer]),
-                "out": bind_quantise(
-                    acts.mixed, acts.mixed_q, constants.attention_sub_norms[layer] if sub_norms else None
-                ),
-                "gate_up": bind_quantise(acts.residual, acts.hidden_q, constants.mlp_norms[layer]),
-                "down": bind_quantise(acts.inner, acts.inner_q, constants.mlp_sub_norms[layer] if sub_norms else None),
+                (kind, shape.ordered): bind_quantise(kind, shape, norm)
+                for kind, norm in norms.items()
+                for shape in quantise
+                if shape.norm is (norm is not None)
             },
             self.bind_append(append, layer, acts.qkv, acts.queries),
             self.bind_attention(attention, layer, acts.queries, acts.mixed),
@@ -168,32 +182,48 @@ class TernaryPrefill(ChunkPrefill):
             {kind: self.layout.matrices[kind, 0].row_tiles for kind in LAYER_MATRICES},
         )
 
+    def _input(self, kind: MatrixKind) -> torch.Tensor:
+        """Return what a product takes, before it is int8."""
+        acts = self.activations
+        return {"out": acts.mixed, "down": acts.inner}.get(kind, acts.residual)
+
+    def _quantised_columns(self, kind: MatrixKind, ordered: bool) -> int:
+        columns = self._input(kind).shape[1]
+        return ordered_columns(columns) if ordered else columns
+
+    def _quantised(self, columns: int) -> torch.Tensor:
+        """Return the int8 values of the product at hand, (room, columns): all products take turns with their place."""
+        return self.activations.quantised[: self.chunk_tokens * columns].view(-1, columns)
+
     def _bind_product(self, kind: MatrixKind, layer: int, shape: Shape) -> Bound:
         acts, place = self.activations, self.layout.matrices[kind, layer]
-        x, out, result = {
-            "qkv": (acts.hidden_q, acts.qkv, "store"),
-            "out": (acts.mixed_q, acts.residual, "add"),
-            "gate_up": (acts.hidden_q, acts.inner, self.config.hidden_act),
-            "down": (acts.inner_q, acts.residual, "add"),
+        out, result = {
+            "qkv": (acts.qkv, "store"),
+            "out": (acts.residual, "add"),
+            "gate_up": (acts.inner, self.config.hidden_act),
+            "down": (acts.residual, "add"),
         }[kind]
-        weight = self.packed.ternary(kind, layer)
-        sizes = (place.tile_bytes, place.rows, 1, x.shape[1], specs.RESULTS[result])
-        args: list[Arg] = [weight.codes, weight.scales.view(-1), x, acts.inverse, out, *sizes]
+        ordered = isinstance(shape, WgmmaShape)
+        weight, columns = self.packed.ternary(kind, layer), self._quantised_columns(kind, ordered)
+        args: list[Arg] = [weight.codes, weight.scales.view(-1), self._quantised(columns), acts.inverse]
+        if ordered:
+            args.append(acts.sums)
+        args += [out, place.tile_bytes, place.rows, 1, columns, specs.RESULTS[result]]
         shared_bytes = shape.shared_bytes(place.k_units)
         return self._products[shape].bind(shape.threads, args, shared_bytes=shared_bytes, changing=("tokens",))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The prepared launches of one layer; products in every shape that may be chosen."""
+    """The prepared launches of one layer; products in every shape, quantisation in every order that may be chosen."""
 
-    quantise: dict[MatrixKind, Bound]
+    quantise: dict[tuple[MatrixKind, bool], Bound]
     append: Bound
     attention: Bound
     products: dict[tuple[MatrixKind, Shape], Bound]
     strips: dict[MatrixKind, int]
 
-    def product(self, kind: MatrixKind, tokens: int, chosen: dict[MatrixKind, Shape]) -> None:
-        """Multiply the chunk with one matrix."""
-        shape = chosen[kind]
+    def product(self, kind: MatrixKind, tokens: int, shape: Shape) -> None:
+        """Quantise what a matrix is multiplied with, and multiply."""
+        self.quantise[kind, isinstance(shape, WgmmaShape)].launch(tokens)
         self.products[kind, shape].launch(shape.grid(self.strips[kind], tokens), tokens)
