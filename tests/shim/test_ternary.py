@@ -13,6 +13,7 @@ from onekernel.errors import DeviceError
 from onekernel.kernels.prefill.specs import RESULTS
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS, PrefillShape
 from onekernel.kernels.ternary.product import ProductShape
+from onekernel.kernels.ternary.quantise import QuantiseShape
 from onekernel.kernels.ternary.wgmma import CANDIDATES as WGMMA_CANDIDATES
 from onekernel.kernels.ternary.wgmma import WgmmaShape
 from onekernel.ops import ternary_cpu
@@ -284,7 +285,9 @@ def test_sanitizers_find_nothing(shim, build: Build, shape: LinearShape, n: int,
 def test_a_fault_is_seen(shim, with_fault, shape: str, file: str, old: str, new: str) -> None:
     """Read too early or overwritten, past an end, without the offset, or codes of another bit pair."""
     spec = with_fault(SHAPES[shape].spec(), file, old, new)
-    launcher = TernaryLauncher(lambda _: shim(spec, build=Build.ADDRESS), sms=2)
+    launcher = TernaryLauncher(
+        lambda asked: shim(spec if asked.entry == spec.entry else asked, build=Build.ADDRESS), sms=2
+    )
     seen = False
     for k in (1120, 896):  # the last block of a unit is missing; every warp but the last has as much to do
         weight = layout_of(SHAPES[shape]).pack(random_matrix(41, k))
@@ -352,3 +355,39 @@ def test_the_sanitizer_finds_nothing_in_quantise(shim) -> None:
     q, inverse = launcher.quantise(x, torch.ones(301), 1e-6)
     want = ternary_cpu.quantise(x, torch.ones(301), 1e-6)
     assert torch.equal(q, want[0]) and torch.equal(inverse, want[1])
+
+
+def in_order(q: torch.Tensor) -> torch.Tensor:
+    """Activations with the words of each sixteen as wgmma.cu takes them, zeros behind them to whole units."""
+    padded = F.pad(q, (0, -q.shape[1] % 128))
+    return padded.view(len(q), -1, 4, 4, 4).transpose(2, 3).reshape(len(q), -1)
+
+
+def test_activations_are_put_in_the_order_of_the_codes(launcher: TernaryLauncher, device) -> None:
+    for k in (16, 144, 2560):
+        q, _ = random_activations(3, k)
+        ordered, sums = launcher.order(q.to(device.torch))
+        device.finish()
+        assert torch.equal(ordered.cpu(), in_order(q))
+        assert torch.equal(sums.cpu(), q.sum(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("norm", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_quantisation_in_the_order_of_the_codes_has_the_same_values(
+    launcher: TernaryLauncher, device, norm: bool
+) -> None:
+    shape = QuantiseShape(bf16=False, norm=norm, ordered=True)
+    for k in (16, 144, 2560):
+        generator, place = torch.Generator().manual_seed(k), device.torch
+        x = torch.randn(3, k, generator=generator) * torch.tensor([1e-2, 1, 1e4])[:, None]
+        weight = torch.rand(k, generator=generator) + 0.5
+        want, want_inverse = ternary_cpu.quantise(x, weight if norm else None, 1e-5)
+        width = -(-k // 128) * 128
+        q = torch.full((3, width), 77, dtype=torch.int8, device=place)
+        inverse, sums = torch.zeros(3, device=place), torch.zeros(3, dtype=torch.int32, device=place)
+        args = [x.to(place), weight.to(place), q, inverse, sums, k, width, 1e-5]
+        launcher.kernel(shape).launch(3, shape.threads, args, shared_bytes=shape.shared_bytes)
+        device.finish()
+        assert torch.equal(q.cpu(), in_order(want))
+        assert torch.equal(inverse.cpu(), want_inverse)
+        assert torch.equal(sums.cpu(), want.sum(1, dtype=torch.int32))

@@ -69,23 +69,20 @@ class TernaryLauncher:
             return out
         shape = shape or self.choose(weight, tokens, dtype)
         q = _aligned(F.pad(q, (0, -k % _ALIGN)) if k % _ALIGN else q)
-        inverse, columns, kernel = inverse.contiguous(), q.shape[1], self.kernel(shape)
-        if isinstance(shape, WgmmaShape):
+        inputs, last, kernel = [q, inverse.contiguous()], [RESULTS["store"]], self.kernel(shape)
+        at_once = tokens
+        if isinstance(shape, ProductShape):
+            last, at_once = [], shape.tokens
+        elif isinstance(shape, WgmmaShape):
             ordered, sums = self.order(q)
-            sizes = (strip_bytes, weight.shape[0], tokens, ordered.shape[1], RESULTS["store"])
-            args: list[Arg] = [weight.codes, weight.scales.view(-1), ordered, inverse, sums, out, *sizes]
-            kernel.launch(shape.grid(strips, tokens), shape.threads, args, shared_bytes=shape.shared_bytes(0))
-            return out
+            inputs = [ordered, inputs[1], sums]
         scales, shared_bytes = weight.scales.view(-1), shape.shared_bytes(-(-strip_bytes // UNIT_BYTES))
-        at_once = shape.tokens if isinstance(shape, ProductShape) else tokens
         for first in range(0, tokens, at_once):
             part = slice(first, first + at_once)
-            values, results = q[part], out[part]
-            sizes = (strip_bytes, weight.shape[0], len(values), columns)
-            args = [weight.codes, scales, values, inverse[part], results, *sizes]
-            if not isinstance(shape, ProductShape):
-                args.append(RESULTS["store"])
-            kernel.launch(shape.grid(strips, len(values)), shape.threads, args, shared_bytes=shared_bytes)
+            taken, count = [values[part] for values in inputs], len(out[part])
+            sizes = [strip_bytes, weight.shape[0], count, inputs[0].shape[1]]
+            args: list[Arg] = [weight.codes, scales, *taken, out[part], *sizes, *last]
+            kernel.launch(shape.grid(strips, count), shape.threads, args, shared_bytes=shared_bytes)
         return out
 
     def order(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
