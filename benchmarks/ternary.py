@@ -5,9 +5,10 @@
 
 Rows by `kind`. gemv: one matrix and `batch` tokens, every build worth trying (`variant`; `chosen` is what the operator
 takes), in a CUDA graph of at least 64 launches that do not overlap, on copies of the weights that together exceed the
-L2 several times. prefill with a `shape`: the same for many tokens. prefill with a `model`: all layers of a prompt, ours
-from packed weights in a CUDA graph (`us`) and called one by one (`eager_us`), the reference eager PyTorch with
-scaled_dot_product_attention. `reference_us` is bf16 cuBLAS, or that model, taking turns with ours in the same process.
+L2 several times. prefill with a `shape`: the same for many tokens. prefill with a `model`: a prompt's keys, values in
+all layers, ours as the engine makes them from a list of ids (`us`) and its launches in a CUDA graph (`graph_us`), the
+reference eager PyTorch with scaled_dot_product_attention, without rotary embedding and cache. `reference_us` is bf16
+cuBLAS, or that model, taking turns with ours in the same process.
 `gpu_mb` are our weights, `reference_gpu_mb` the other's. Every product is compared with exact integers first. Rows of
 whole models in the megakernel, decode and memory, come from benchmarks/ternary_decode.py and stay in the file.
 """
@@ -26,14 +27,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from onekernel.device.kernel import Kernel
+from onekernel.config import PAGE_TOKENS, ModelConfig, Ternary
+from onekernel.device.kernel import BindableKernel
 from onekernel.device.spec import KernelSpec
+from onekernel.engine.ternary_prefill import TernaryPrefill
 from onekernel.kernels.machine import READ_ALL, READ_THREADS
 from onekernel.kernels.ternary.prefill import CANDIDATES, PrefillShape
 from onekernel.kernels.ternary.product import UNIT_BYTES, ProductShape, variants
 from onekernel.kernels.ternary.wgmma import WgmmaShape, wgmma_shapes
 from onekernel.measure.results import rows_of_kinds, spread, write_results
+from onekernel.models.model import LayerWeights
+from onekernel.models.packed import PackedModel, allocate, pack_embedding, pack_layer
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
+from onekernel.phases.attention.cache import KVCache
+from onekernel.phases.ternary import TernaryReference
+from onekernel.weights.arena import TileRows, weight_layout
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import PackedTernary
@@ -55,6 +63,25 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     layers: int
+
+    def config(self, layers: int) -> ModelConfig:
+        """Return the model with that many layers, and a small vocabulary."""
+        return ModelConfig(
+            architecture="bitnet",
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_hidden_layers=layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=512,
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-5,
+            hidden_act="relu2",
+            tie_word_embeddings=True,
+            sub_norms=True,
+            ternary=Ternary(),
+        )
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
@@ -106,7 +133,7 @@ SHIM = Sizes(
     batches=(1, 2),
     prefill=CANDIDATES[-1:],
     prompt=17,
-    model=ModelShape("tiny", 64, 96, 2, 1, 32, 1),
+    model=ModelShape("tiny", 64, 96, 2, 1, 32, 2),
     rotated_bytes=16_000,
     launches=2,
     repeats=1,
@@ -119,7 +146,7 @@ class Machine:
 
     device: torch.device
     sms: int
-    load: Callable[[KernelSpec], Kernel]
+    load: Callable[[KernelSpec], BindableKernel]
     timer: Callable[[Sequence[Call]], Timer]
     eager_timer: Callable[[Sequence[Call]], Timer]
     about: dict[str, Any]
@@ -313,66 +340,82 @@ Layers = Sequence[Sequence[Any]]
 
 
 def dense_prefill(model: ModelShape, layers: Layers, norms: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The published model's layers in bf16, without rotary embedding: norm, product, sub-norm, squared ReLU."""
+    """The published model's layers in bf16, without rotary embedding: norm, product, sub-norm, squared ReLU.
+
+    Returns the residual before the last layer, of which only keys and values are made, as in the engine's prefill.
+    """
 
     def normed(x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[1],), norms[x.shape[1] == model.inner], 1e-5)
 
-    for qkv, out, gate_up, down in layers:
+    for qkv, out, gate_up, down in layers[:-1]:
         x = x + F.linear(normed(attend(model, F.linear(normed(x), qkv))), out)
         gate, up = F.linear(normed(x), gate_up).chunk(2, 1)
         x = x + F.linear(normed(F.relu(gate).square() * up), down)
+    F.linear(normed(x), layers[-1][0][model.heads * model.head_dim :])
     return x
 
 
-def ternary_prefill(
-    model: ModelShape, launcher: TernaryLauncher, layers: Layers, norms: Sequence[torch.Tensor], x: torch.Tensor
-) -> torch.Tensor:
-    """The same from packed weights, each norm in one kernel with the quantisation after it."""
-
-    def product(x: torch.Tensor, weight: PackedTernary) -> torch.Tensor:
-        q, inverse = launcher.quantise(x, norms[x.shape[1] == model.inner], 1e-5)
-        return launcher.linear(q, inverse, weight, torch.bfloat16)
-
-    for qkv, out, gate_up, down in layers:
-        x = x + product(attend(model, product(x, qkv)), out)
-        gate, up = product(x, gate_up).chunk(2, 1)
-        x = x + product(F.relu(gate).square() * up, down)
-    return x
+def packed_model(model: ModelShape, matrices: Layers, embedding: torch.Tensor, context: int) -> PackedModel:
+    """Return the same layers packed, with norms of ones and rotations by nothing, as the reference has them."""
+    config, device = model.config(len(matrices)), embedding.device
+    packed = allocate(config, weight_layout(config, TileRows(), context_tokens=context), device)
+    hidden, inner, q = (torch.ones(n, device=device) for n in (model.hidden, model.inner, config.q_size))
+    for index, layer in enumerate(matrices):
+        qkv, out, gate_up, down = map(TernaryReference, layer)
+        weights = LayerWeights(hidden, qkv, None, None, None, out, None, hidden, gate_up, None, down, None, q, inner)
+        pack_layer(packed, index, weights)
+    pack_embedding(packed, embedding)
+    packed.write_rope(torch.tensor([1.0, 0.0]).view(2, 1, 1).expand(2, context, model.head_dim // 2))
+    return packed
 
 
-def model_row(machine: Machine, sizes: Sizes, launcher: TernaryLauncher) -> dict[str, Any]:
+def engine_prefill(machine: Machine, packed: PackedModel, tokens: int) -> TernaryPrefill:
+    """Return the engine's prefill of a packed model."""
+    cache = KVCache.allocate(packed.config, -(-tokens // PAGE_TOKENS), torch.bfloat16, str(machine.device))
+    return TernaryPrefill(packed, cache, machine.load, sms=machine.sms, wgmma=machine.wgmma)
+
+
+def model_row(machine: Machine, sizes: Sizes) -> dict[str, Any]:
     """Time the prefill of a whole prompt."""
-    model, device = sizes.model, machine.device
+    model, device, tokens = sizes.model, machine.device, sizes.prompt
     matrices = [[random_matrix(n, k, device) for n, k in model.matrices] for _ in range(model.layers)]
-    packed = [[TensorCoreTiles.pack(matrix) for matrix in layer] for layer in matrices]
+    ids = torch.randint(0, 512, (tokens,)).tolist()
+    embedding = torch.randn(512, model.hidden, device=device, dtype=torch.bfloat16)
+    x, table = embedding[ids], torch.arange(-(-tokens // PAGE_TOKENS), device=device, dtype=torch.int32)
+    prefill = engine_prefill(machine, packed_model(model, matrices, embedding, tokens), tokens)
+    of_one = engine_prefill(machine, packed_model(model, matrices[:1] * 2, embedding, tokens), tokens)
     dense = [[matrix.dequantised().bfloat16() for matrix in layer] for layer in matrices]
     del matrices
-    norms = [torch.ones(width, device=device) for width in (model.hidden, model.inner)]
-    x = torch.randn(sizes.prompt, model.hidden, device=device, dtype=torch.bfloat16)
-    bf16_norms = [norm.bfloat16() for norm in norms]
-    got = ternary_prefill(model, launcher, packed[:1], norms, x) - x
-    want = dense_prefill(model, dense[:1], bf16_norms, x) - x
-    error = float((got.float() - want.float()).norm() / want.float().norm())
+    norms = [torch.ones(width, device=device, dtype=torch.bfloat16) for width in (model.hidden, model.inner)]
+    of_one.run(ids, table, 0)
+    got = of_one.activations.residual[:tokens] - x.float()
+    want = dense_prefill(model, dense[:1] * 2, norms, x).float() - x.float()
+    error = float((got - want).norm() / want.norm())
     if not error < 0.1:  # of one layer: int8 activations are a few per cent away, a wrong layout is anywhere
         raise SystemExit(f"prefill of {model.name}: relative difference {error} from bf16")
-    ours = partial(ternary_prefill, model, launcher, packed, norms, x)
-    theirs = partial(dense_prefill, model, dense, bf16_norms, x)
-    timers = [timer([run]) for run in (ours, theirs) for timer in (machine.timer, machine.eager_timer)]
-    us, eager_us, reference_graph_us, reference_us = taking_turns(timers, sizes.repeats)
+    del of_one
+    theirs = partial(dense_prefill, model, dense, norms, x)
+    timers = [
+        machine.eager_timer([partial(prefill.run, ids, table, 0)]),
+        machine.timer([partial(prefill.launch, tokens, 0)]),
+        machine.eager_timer([theirs]),
+        machine.timer([theirs]),
+    ]
+    us, graph_us, reference_us, reference_graph_us = taking_turns(timers, sizes.repeats)
     return {
         "kind": "prefill",
         "layout": "tensor_core",
         "model": model.name,
-        "batch": sizes.prompt,
+        "batch": tokens,
         "us": us,
-        "eager_us": eager_us,
+        "graph_us": graph_us,
         "reference": "eager PyTorch, bf16, SDPA",
         "reference_us": reference_us,
         "reference_graph_us": reference_graph_us,
         "speedup": reference_us["median"] / us["median"],
         "relative_difference_of_one_layer": error,
-        "gpu_mb": sum(weight.nbytes for layer in packed for weight in layer) / 1e6,
+        "gpu_mb": sum(n * k for n, k in model.matrices) * model.layers / 4e6,
         "reference_gpu_mb": sum(weight.nbytes for layer in dense for weight in layer) / 1e6,
     }
 
@@ -412,7 +455,7 @@ def main(arguments: list[str] | None = None) -> int:
         if left():
             keep(matrix_rows(machine, sizes, launcher, n, k, first, every=True))
     if left():
-        keep([model_row(machine, sizes, launcher)])
+        keep([model_row(machine, sizes)])
     for n, k in sizes.model.matrices:
         if left():
             keep(matrix_rows(machine, sizes, launcher, n, k, sizes.prompt, every=True))

@@ -6,15 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from onekernel.device.shim_build import Build
 from onekernel.errors import DeviceError
+from onekernel.kernels.prefill.specs import RESULTS
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS, PrefillShape
 from onekernel.kernels.ternary.product import ProductShape
+from onekernel.kernels.ternary.quantise import QuantiseShape
 from onekernel.kernels.ternary.wgmma import CANDIDATES as WGMMA_CANDIDATES
 from onekernel.kernels.ternary.wgmma import WgmmaShape
 from onekernel.ops import ternary_cpu
 from onekernel.ops.ternary_launch import LinearShape, TernaryLauncher
+from onekernel.phases.gate_up.reference import activate
 from onekernel.weights.ternary.blocks16x32 import Blocks16x32
 from onekernel.weights.ternary.matrix import TernaryMatrix
 from onekernel.weights.ternary.packed import PackedTernary
@@ -24,7 +28,7 @@ from tests.ternary import integer_sums, random_activations, random_matrix
 DECODE = ProductShape("tensor_core", tokens=8, stages=3)
 BLOCKS = ProductShape("blocks16x32", tokens=8, stages=3)
 PREFILL = PrefillShape(strips=4, tokens=16, row_warps=2, token_warps=1, stages=2)
-WGMMA = WgmmaShape(warpgroups=1, strips=1, tokens=64, stages=2)
+WGMMA = WgmmaShape(warpgroups=1, strips=1, tokens=64, stages=4)
 SHAPES: dict[str, LinearShape] = {"decode": DECODE, "blocks": BLOCKS, "prefill": PREFILL, "wgmma": WGMMA}
 """Builds that most tests share: a build costs seconds, a launch milliseconds."""
 
@@ -42,6 +46,14 @@ def skip_without_wgmma(device, shape: LinearShape) -> None:
     on_gpu = isinstance(shape, WgmmaShape) and device.torch.type == "cuda"
     if on_gpu and torch.cuda.get_device_capability(device.torch) != (9, 0):
         pytest.skip("the products of warpgroups are Hopper's")
+
+
+def inputs(launcher: TernaryLauncher, shape: LinearShape, x: torch.Tensor, inverse: torch.Tensor) -> list[torch.Tensor]:
+    """What a kernel takes of the activations."""
+    if not isinstance(shape, WgmmaShape):
+        return [x, inverse]
+    ordered, sums = launcher.order(x)
+    return [ordered, inverse, sums]
 
 
 def unit_scales(matrix: TernaryMatrix) -> TernaryMatrix:
@@ -148,6 +160,50 @@ def test_results_are_rounded_to_bf16(launcher: TernaryLauncher, device, shape: s
     check(launcher, device, replace(SHAPES[shape], bf16=True), random_matrix(24, 256), 5, torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("shape", "result"),
+    [
+        (PREFILL, "relu2"),
+        (WGMMA, "relu2"),
+        (PREFILL, "add"),
+        (WGMMA, "add"),
+        pytest.param(replace(WITH_GROUPS, group=128), "relu", marks=pytest.mark.slow),
+        pytest.param(replace(WITH_GROUPS, group=128), "add", marks=pytest.mark.slow),
+        pytest.param(PREFILL, "silu", marks=pytest.mark.slow),
+        pytest.param(WGMMA, "silu", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_results_are_added_or_gated(
+    launcher: TernaryLauncher, device, shape: PrefillShape | WgmmaShape, result: str
+) -> None:
+    """Eights of gate and of up alternate, and have scales of their own; a residual is added to, and nothing else is."""
+    skip_without_wgmma(device, shape)
+    n, k, tokens, place = 208 if result != "add" else 37, 384, 70, device.torch
+    group = getattr(shape, "group", 0) or None
+    matrix = random_matrix(n, k, rows=() if group or result == "add" else (8,) * (n // 8), group=group)
+    weight, (x, inverse) = TensorCoreTiles.pack(matrix), random_activations(tokens, k)
+    rows = ternary_cpu.linear(x, inverse, weight)
+    before = torch.randn(tokens + 2, n if result == "add" else n // 2, generator=torch.Generator().manual_seed(2))
+    if result == "add":
+        want = before[:tokens] + rows
+    else:
+        gate, up = rows.view(tokens, -1, 2, 8).unbind(2)
+        want = (activate(gate, result) * up).reshape(tokens, -1)
+    x, inverse = F.pad(x, (0, 0, 0, 2), value=127), F.pad(inverse, (0, 2), value=1.0)
+    out, packed = before.to(place), weight.to(place)
+    args = [packed.codes, packed.scales.view(-1), *inputs(launcher, shape, x.to(place), inverse.to(place)), out]
+    args += [packed.codes.shape[1], n, tokens, k, RESULTS[result]]
+    grid = shape.grid(len(packed.codes), tokens)
+    launcher.kernel(shape).launch(grid, shape.threads, args, shared_bytes=shape.shared_bytes(k // 128))
+    device.finish()
+    assert torch.equal(out.cpu()[tokens:], before[tokens:])
+    if result == "silu":  # the exponential is the device's
+        assert torch.allclose(out.cpu()[:tokens], want, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(out.cpu()[:tokens], want)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, shape: str) -> None:
     """Other numbers after the last activation and the last result: the first are not summed, the second stay."""
@@ -159,8 +215,11 @@ def test_nothing_outside_is_read_or_written(launcher: TernaryLauncher, device, s
     room[: tokens * k] = x.reshape(-1).to(device.torch)
     out = torch.full((tokens * n + 64,), -77.0, device=device.torch)
     grid = built.grid(len(weight.codes), tokens)
-    args = [weight.codes, weight.scales, room[: tokens * k].view(tokens, k), inverse.to(device.torch)]
-    args += [out[: tokens * n].view(tokens, n), weight.codes.shape[1], n, tokens, k]
+    taken = inputs(launcher, built, room[: tokens * k].view(tokens, k), inverse.to(device.torch))
+    args = [weight.codes, weight.scales, *taken, out[: tokens * n].view(tokens, n)]
+    args += [weight.codes.shape[1], n, tokens, taken[0].shape[1]]
+    if not isinstance(built, ProductShape):
+        args.append(RESULTS["store"])
     launcher.kernel(built).launch(grid, built.threads, args, shared_bytes=built.shared_bytes(2))
     device.finish()
     assert (out[tokens * n :] == -77).all()
@@ -218,16 +277,17 @@ def test_sanitizers_find_nothing(shim, build: Build, shape: LinearShape, n: int,
         ("decode", "ternary/decode.cu", "odd = even << 2", "odd = even << 1"),
         ("prefill", "ternary/prefill.cu", "wait<PREFILL_STAGES - 2>();", "wait<PREFILL_STAGES - 1>();"),
         ("prefill", "ternary/prefill.cu", "row + 1 < rows);", "true);"),
-        ("wgmma", "ternary/wgmma.cu", "wait<WGMMA_STAGES - 1>();", "wait<WGMMA_STAGES>();"),
-        ("wgmma", "ternary/wgmma.cu", "__syncthreads();  // shows", "__syncwarp();  // shows"),
-        ("wgmma", "ternary/wgmma.cu", "__syncwarp();  // all lanes", "// all lanes"),
+        ("wgmma", "ternary/wgmma.cu", "wait<STAGES - 3>();", "wait<STAGES - 2>();"),
+        ("wgmma", "ternary/wgmma.cu", "fence_proxy_async_shared();\n    __syncthreads();", "__syncwarp();"),
         ("wgmma", "ternary/wgmma.cu", "both = row + 1 < rows;", "both = true;"),
     ],
 )
 def test_a_fault_is_seen(shim, with_fault, shape: str, file: str, old: str, new: str) -> None:
     """Read too early or overwritten, past an end, without the offset, or codes of another bit pair."""
     spec = with_fault(SHAPES[shape].spec(), file, old, new)
-    launcher = TernaryLauncher(lambda _: shim(spec, build=Build.ADDRESS), sms=2)
+    launcher = TernaryLauncher(
+        lambda asked: shim(spec if asked.entry == spec.entry else asked, build=Build.ADDRESS), sms=2
+    )
     seen = False
     for k in (1120, 896):  # the last block of a unit is missing; every warp but the last has as much to do
         weight = layout_of(SHAPES[shape]).pack(random_matrix(41, k))
@@ -295,3 +355,39 @@ def test_the_sanitizer_finds_nothing_in_quantise(shim) -> None:
     q, inverse = launcher.quantise(x, torch.ones(301), 1e-6)
     want = ternary_cpu.quantise(x, torch.ones(301), 1e-6)
     assert torch.equal(q, want[0]) and torch.equal(inverse, want[1])
+
+
+def in_order(q: torch.Tensor) -> torch.Tensor:
+    """Activations with the words of each sixteen as wgmma.cu takes them, zeros behind them to whole units."""
+    padded = F.pad(q, (0, -q.shape[1] % 128))
+    return padded.view(len(q), -1, 4, 4, 4).transpose(2, 3).reshape(len(q), -1)
+
+
+def test_activations_are_put_in_the_order_of_the_codes(launcher: TernaryLauncher, device) -> None:
+    for k in (16, 144, 2560):
+        q, _ = random_activations(3, k)
+        ordered, sums = launcher.order(q.to(device.torch))
+        device.finish()
+        assert torch.equal(ordered.cpu(), in_order(q))
+        assert torch.equal(sums.cpu(), q.sum(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("norm", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_quantisation_in_the_order_of_the_codes_has_the_same_values(
+    launcher: TernaryLauncher, device, norm: bool
+) -> None:
+    shape = QuantiseShape(bf16=False, norm=norm, ordered=True)
+    for k in (16, 144, 2560):
+        generator, place = torch.Generator().manual_seed(k), device.torch
+        x = torch.randn(3, k, generator=generator) * torch.tensor([1e-2, 1, 1e4])[:, None]
+        weight = torch.rand(k, generator=generator) + 0.5
+        want, want_inverse = ternary_cpu.quantise(x, weight if norm else None, 1e-5)
+        width = -(-k // 128) * 128
+        q = torch.full((3, width), 77, dtype=torch.int8, device=place)
+        inverse, sums = torch.zeros(3, device=place), torch.zeros(3, dtype=torch.int32, device=place)
+        args = [x.to(place), weight.to(place), q, inverse, sums, k, width, 1e-5]
+        launcher.kernel(shape).launch(3, shape.threads, args, shared_bytes=shape.shared_bytes)
+        device.finish()
+        assert torch.equal(q.cpu(), in_order(want))
+        assert torch.equal(inverse.cpu(), want_inverse)
+        assert torch.equal(sums.cpu(), want.sum(1, dtype=torch.int32))

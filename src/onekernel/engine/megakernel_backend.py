@@ -9,12 +9,12 @@ import torch
 from onekernel.config import Sampling
 from onekernel.engine.backend import DecodedToken, MemoryReport, SequenceState
 from onekernel.engine.choosing import Choosing
+from onekernel.engine.chunk_prefill import ChunkPrefill
 from onekernel.engine.megakernel import MAX_STOP_IDS, Megakernel
-from onekernel.engine.packed_prefill import PackedPrefill
 from onekernel.engine.paged_backend import PagedBackend, PagedSequence, own_sequence
 from onekernel.engine.request import CancelToken
 from onekernel.engine.running_launch import Patience, RunningLaunch
-from onekernel.engine.ternary import operators_for
+from onekernel.engine.ternary import operators_for, place_packed_on
 from onekernel.errors import ConfigError, NumericError, OnekernelError
 from onekernel.models.model import Model
 from onekernel.models.packed_weights import PackedWeights
@@ -38,10 +38,12 @@ class MegakernelBackend(PagedBackend):
         launch_tokens: int = MAX_LAUNCH_TOKENS,
         patience: Patience | None = None,
         prefix_cache: bool = False,
-        prefill: PackedPrefill | None = None,
+        prefill: ChunkPrefill | None = None,
     ) -> None:
         packed, limits = megakernel.packed, megakernel.plan.limits
-        model = Model(packed.config, PackedWeights(packed, operators_for(packed)))
+        # Operators load their kernels now only if prompts go through them.
+        place = operators_for(packed) if prefill is None else place_packed_on(str(packed.arena.device))
+        model = Model(packed.config, PackedWeights(packed, place))
         super().__init__(
             model,
             megakernel.cache,

@@ -11,9 +11,12 @@ import torch
 
 from onekernel.config import MAX_TOP_LOGPROBS, ModelConfig, Sampling, SparseChoice
 from onekernel.device.cache import KernelCache, default_cache
-from onekernel.device.cuda_kernel import load_kernel
+from onekernel.device.cuda_kernel import CudaKernel, load_kernel
 from onekernel.device.facts import DeviceFacts, facts
+from onekernel.device.spec import KernelSpec
 from onekernel.device.support import architecture, check_supported
+from onekernel.engine import ternary_prefill
+from onekernel.engine.chunk_prefill import ChunkPrefill
 from onekernel.engine.megakernel import Megakernel
 from onekernel.engine.megakernel_backend import MegakernelBackend
 from onekernel.engine.memory import pages_for
@@ -133,18 +136,21 @@ def traced(megakernel: Megakernel, device: str, cache: KernelCache | None = None
     return Megakernel(megakernel.plan, megakernel.packed, megakernel.cache, kernel, shape)
 
 
-def prefill_kernels(megakernel: Megakernel, device: str, cache: KernelCache | None = None) -> PackedPrefill | None:
+def prefill_kernels(megakernel: Megakernel, device: str, cache: KernelCache | None = None) -> ChunkPrefill | None:
     """Return the kernels that compute prompts, or None for what they cannot take, where PyTorch does; see `why_not`."""
     packed, found = megakernel.packed, facts(device)
-    if why_not(packed.config, packed.layout, found.shared_bytes_per_block) is not None:
+    shared_bytes = found.shared_bytes_per_block
+
+    def load(spec: KernelSpec) -> CudaKernel:
+        return load_kernel(spec, device, cache)
+
+    if ternary_prefill.why_not(packed.config, packed.layout, shared_bytes) is None:
+        wgmma = found.capability == (9, 0)
+        return ternary_prefill.TernaryPrefill(packed, megakernel.cache, load, sms=found.sm_count, wgmma=wgmma)
+    if why_not(packed.config, packed.layout, shared_bytes) is not None:
         return None
-    return PackedPrefill(
-        packed,
-        megakernel.cache,
-        lambda spec: load_kernel(spec, device, cache),
-        sms=found.sm_count,
-        variants=usable_variants(found.shared_bytes_per_block),
-    )
+    variants = usable_variants(shared_bytes)
+    return PackedPrefill(packed, megakernel.cache, load, sms=found.sm_count, variants=variants)
 
 
 def warm_up(backend: MegakernelBackend, prompt: Sequence[int] = (0, 0, 0)) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from onekernel.config import PAGE_TOKENS, PREFILL_CHUNK_TOKENS, ModelConfig
 from onekernel.device.host import available_memory_bytes
+from onekernel.engine import ternary_prefill
 from onekernel.engine.backend import MemoryReport
 from onekernel.engine.packed_prefill import CHUNK_TOKENS, why_not, workspace_bytes
 from onekernel.errors import MemoryLimitError
@@ -63,6 +64,8 @@ def plan_memory(
         codes = [layout.matrices[kind, 0].rows * layout.matrices[kind, 0].columns for kind in LAYER_MATRICES]
         in_flight = sum(codes) + _PACKING * max(codes)
         prefill = workspace
+        if ternary_prefill.why_not(config, layout, plan.limits.shared_bytes) is None:
+            prefill = ternary_prefill.workspace_bytes(config, min(ternary_prefill.CHUNK_TOKENS, context))
     decode = 8 * plan.exchange_words + plan.choice_bytes
     workspace = max(prefill + decode, in_flight - kv_bytes)  # loaded before there is a cache
     return MemoryReport(layout.total_bytes + 4 * constants, kv_bytes, workspace)

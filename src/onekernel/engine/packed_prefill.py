@@ -1,22 +1,15 @@
-"""Prefill by kernels that read the packed weights where they lie: a chunk of the prompt in eight launches a layer.
-
-A token's keys and values have the same bits whatever comes with it: no kernel's arithmetic for a token depends on the
-other tokens of the chunk, on their number, or on where the chunk begins. So a prompt may be cut anywhere.
-"""
+"""Prefill by kernels that read the packed weights where they lie: a chunk of the prompt in eight launches a layer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from onekernel.config import ModelConfig
-from onekernel.device.kernel import Arg, BindableKernel, Bound
-from onekernel.device.spec import KernelSpec
-from onekernel.errors import ConfigError
+from onekernel.device.kernel import Arg, Bound
+from onekernel.engine.chunk_prefill import ChunkPrefill, Load
 from onekernel.kernels.prefill import specs
 from onekernel.kernels.prefill.variants import VARIANTS, Variant, choose
 from onekernel.models.packed import PackedModel
@@ -61,7 +54,6 @@ def workspace_bytes(config: ModelConfig, layout: WeightLayout, tokens: int) -> i
 class _Activations:
     """A chunk's values. Padding columns of what products read are zero from the start and never written."""
 
-    ids: torch.Tensor  # (room,) int32
     residual: torch.Tensor  # (room, hidden_rows) float32
     normed: torch.Tensor  # (room, norm_floats) bf16
     qkv: torch.Tensor  # (room, padded rows) float32
@@ -75,7 +67,6 @@ class _Activations:
             return torch.zeros(room, columns, dtype=dtype, device=device)
 
         return cls(
-            torch.zeros(room, dtype=torch.int32, device=device),
             values(layout.hidden_rows, torch.float32),
             values(layout.constants.norm_floats, torch.bfloat16),
             values(layout.matrices["qkv", 0].padded_rows, torch.float32),
@@ -85,7 +76,7 @@ class _Activations:
         )
 
 
-class PackedPrefill:
+class PackedPrefill(ChunkPrefill):
     """The prefill of one packed model into one cache, on a GPU or on the shim.
 
     load: compiles and loads a kernel; all that may be needed are loaded here. sms: what the variants are chosen for.
@@ -96,17 +87,15 @@ class PackedPrefill:
         self,
         packed: PackedModel,
         cache: KVCache,
-        load: Callable[[KernelSpec], BindableKernel],
+        load: Load,
         *,
         sms: int,
         variants: Sequence[Variant] = VARIANTS,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        self.cache, self._packed, self._sms, self._variants = cache, packed, sms, tuple(variants)
-        self._config, self._layout, self._device = packed.config, packed.layout, packed.arena.device
-        self.chunk_tokens = min(chunk_tokens, packed.layout.constants.context_tokens)
-        self.activations = _Activations.allocate(self._config, self._layout, self.chunk_tokens, self._device)
-        self._table = torch.zeros(cache.num_pages, dtype=torch.int32, device=self._device)
+        super().__init__(packed, cache, chunk_tokens)
+        self._sms, self._variants = sms, tuple(variants)
+        self.activations = _Activations.allocate(self.config, self.layout, self.chunk_tokens, self.device)
         self._chosen = {tokens: self._choose(tokens) for tokens in self._sizes()}
         products = {
             (variant, self._place(kind).tile_rows)
@@ -115,34 +104,23 @@ class PackedPrefill:
         }
         self._products = {key: load(specs.product(*key)) for key in products}
         self._norm, embed = load(specs.NORM), load(specs.EMBED)
-        self._append = load(specs.append(self._config.head_dim, self._config.qk_norm))
-        self._attention = load(specs.attention(self._config.head_dim))
-        self._embed = self._bind_embed(embed)
-        self.layers = tuple(self._bind_layer(layer) for layer in range(self._config.num_hidden_layers))
+        self._append = load(specs.append(self.config.head_dim, self.config.qk_norm))
+        self._attention = load(specs.attention(self.config.head_dim))
+        self._embed = self.bind_embed(embed, self.activations.residual)
+        self.layers = tuple(self._bind_layer(layer) for layer in range(self.config.num_hidden_layers))
 
-    @torch.inference_mode()
-    def run(self, token_ids: Sequence[int], page_table: torch.Tensor, start: int) -> None:
-        """Append keys and values of 1 to `chunk_tokens` tokens from position `start` on; on a GPU, only start to.
-
-        page_table: the sequence's pages, at least those of all positions so far, whole numbers on any device. Raises
-        ConfigError for more tokens, and for positions past the context.
-        """
-        tokens, context = len(token_ids), self._layout.constants.context_tokens
-        if not 1 <= tokens <= self.chunk_tokens or not 0 <= start <= context - tokens:
-            raise ConfigError(
-                f"{tokens} tokens from position {start} on are no chunk; it has 1 to {self.chunk_tokens} tokens and "
-                f"ends within the context of {context}"
-            )
-        on_device = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
-        with on_device:
-            self.activations.ids[:tokens].copy_(torch.tensor(token_ids, dtype=torch.int32))
-            self._table[: len(page_table)].copy_(page_table)
-            self._embed.launch(tokens)
-            chosen = self._chosen[self._size(tokens)]
-            for layer in self.layers[:-1]:
-                layer.keys_and_values(tokens, start, chosen)
-                layer.rest(tokens, start, chosen)
-            self.layers[-1].keys_and_values(tokens, start, chosen)  # what follows them is for the head alone
+    def launch(self, tokens: int, start: int) -> None:
+        """Launch what a chunk takes; what follows the last layer's keys and values is for the head alone."""
+        self._embed.launch(tokens)
+        chosen = self._chosen[self._size(tokens)]
+        append, attention = self.append_ctas(tokens), self.attention_ctas(tokens)
+        for layer in self.layers:
+            layer.keys_and_values(tokens, chosen)
+            layer.append.launch(append, tokens, start)
+            if layer is self.layers[-1]:
+                return
+            layer.attention.launch(attention, tokens, start)
+            layer.rest(tokens, chosen)
 
     def _sizes(self) -> Iterator[int]:
         """Yield the chunk sizes for which variants are chosen: every 16 tokens."""
@@ -158,24 +136,10 @@ class PackedPrefill:
         }
 
     def _place(self, kind: MatrixKind, layer: int = 0) -> MatrixPlace:
-        return self._layout.matrices[kind, layer]
-
-    def _bind_embed(self, kernel: BindableKernel) -> Bound:
-        layout, residual = self._layout, self.activations.residual
-        args: list[Arg] = [
-            self.activations.ids,
-            self._packed.arena,
-            layout.embedding_bytes,
-            layout.head.tile_rows if layout.embed_packed else 0,
-            layout.head.k_units,
-            self._config.hidden_size,
-            residual,
-            residual.shape[1],
-        ]
-        return kernel.bind(specs.EMBED_THREADS, args)
+        return self.layout.matrices[kind, layer]
 
     def _bind_layer(self, layer: int) -> Layer:
-        constants, config = self._layout.constants, self._config
+        constants, acts = self.layout.constants, self.activations
         products = {
             (kind, variant): self._bind_product(kind, layer, variant)
             for kind in LAYER_MATRICES
@@ -183,12 +147,10 @@ class PackedPrefill:
         }
         return Layer(
             (self._bind_norm(constants.attention_norms[layer]), self._bind_norm(constants.mlp_norms[layer])),
-            self._bind_append(layer),
-            self._bind_attention(layer),
+            self.bind_append(self._append, layer, acts.qkv, acts.queries),
+            self.bind_attention(self._attention, layer, acts.queries, acts.mixed),
             products,
             {kind: self._place(kind).padded_rows for kind in LAYER_MATRICES},
-            config.num_attention_heads,
-            config.num_key_value_heads,
         )
 
     def _bind_norm(self, weight: int) -> Bound:
@@ -196,70 +158,30 @@ class PackedPrefill:
         args: list[Arg] = [
             residual,
             residual.shape[1],
-            self._config.hidden_size,
-            self._packed.constants,
+            self.config.hidden_size,
+            self.packed.constants,
             weight,
-            self._config.rms_norm_eps,
+            self.config.rms_norm_eps,
             normed,
             normed.shape[1],
         ]
         return self._norm.bind(specs.NORM_THREADS, args, shared_bytes=specs.NORM_SHARED_BYTES)
 
-    def _bind_append(self, layer: int) -> Bound:
-        config, constants, acts = self._config, self._layout.constants, self.activations
-        own_norms = layer * config.head_dim if config.qk_norm else 0
-        args: list[Arg] = [
-            acts.qkv,
-            acts.qkv.shape[1],
-            1,
-            0,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            self._packed.constants,
-            constants.rope,
-            constants.q_norm + own_norms,
-            constants.k_norm + own_norms,
-            config.rms_norm_eps,
-            self._table,
-            self.cache.pages[layer],
-            acts.queries,
-        ]
-        return self._append.bind(specs.APPEND_THREADS, args, changing=("tokens", "start"))
-
-    def _bind_attention(self, layer: int) -> Bound:
-        config, acts = self._config, self.activations
-        args: list[Arg] = [
-            acts.queries,
-            config.num_attention_heads,
-            1,
-            0,
-            math.log2(math.e) / math.sqrt(config.head_dim),
-            self._table,
-            self.cache.pages[layer],
-            config.num_key_value_heads,
-            acts.mixed,
-            acts.mixed.shape[1],
-        ]
-        shared_bytes = specs.attention_shared_bytes(config.head_dim)
-        return self._attention.bind(
-            specs.ATTENTION_THREADS, args, shared_bytes=shared_bytes, changing=("tokens", "start")
-        )
-
     def _bind_product(self, kind: MatrixKind, layer: int, variant: Variant) -> Bound:
         place, acts = self._place(kind, layer), self.activations
         x = {"qkv": acts.normed, "out": acts.mixed, "gate_up": acts.normed, "down": acts.inner}[kind]
         rows = acts.qkv if kind == "qkv" else acts.residual
-        result = {"qkv": "store", "gate_up": self._config.hidden_act}.get(kind, "add")
-        bias = self._layout.constants.biases.get((kind, layer))
+        result = {"qkv": "store", "gate_up": self.config.hidden_act}.get(kind, "add")
+        bias = self.layout.constants.biases.get((kind, layer))
         args: list[Arg] = [
             x,
             x.shape[1],
             1,
-            self._packed.arena,
+            self.packed.arena,
             place.offset_bytes,
             place.padded_columns // _UNIT_COLUMNS,
             place.row_tiles,
-            self._packed.constants,
+            self.packed.constants,
             0 if bias is None else bias + 1,
             specs.RESULTS[result],
             rows,
@@ -281,19 +203,14 @@ class Layer:
     attention: Bound
     products: dict[tuple[MatrixKind, Variant], Bound]
     rows: dict[MatrixKind, int]
-    heads: int
-    kv_heads: int
 
-    def keys_and_values(self, tokens: int, start: int, chosen: dict[MatrixKind, Variant]) -> None:
-        """Extend the cache, and leave rotated queries."""
+    def keys_and_values(self, tokens: int, chosen: dict[MatrixKind, Variant]) -> None:
+        """Make raw queries, keys and values."""
         self.norms[0].launch(tokens)
         self.product("qkv", tokens, chosen["qkv"])
-        vectors = tokens * (self.heads + 2 * self.kv_heads)
-        self.append.launch(-(-vectors // specs.APPEND_VECTORS), tokens, start)
 
-    def rest(self, tokens: int, start: int, chosen: dict[MatrixKind, Variant]) -> None:
-        """Bring the residual through attention and the feed-forward."""
-        self.attention.launch(self.heads * -(-tokens // specs.ATTENTION_QUERIES), tokens, start)
+    def rest(self, tokens: int, chosen: dict[MatrixKind, Variant]) -> None:
+        """Bring the residual through what follows attention."""
         self.product("out", tokens, chosen["out"])
         self.norms[1].launch(tokens)
         self.product("gate_up", tokens, chosen["gate_up"])

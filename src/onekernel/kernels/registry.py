@@ -15,7 +15,7 @@ from onekernel.kernels.sparse_training import TrainingShape
 from onekernel.kernels.ternary.prefill import CANDIDATES, WITH_GROUPS
 from onekernel.kernels.ternary.product import ProductShape
 from onekernel.kernels.ternary.quantise import QuantiseShape
-from onekernel.kernels.ternary.wgmma import wgmma_shapes
+from onekernel.kernels.ternary.wgmma import ORDER, wgmma_shapes
 
 AMPERE_AND_UP = ("sm_80", "sm_90a", "sm_100", "sm_120")
 """For kernels with plain instructions only."""
@@ -105,10 +105,14 @@ KERNELS: dict[str, Registered] = {
     "prefill_append": Registered(prefill.append(128, qk_norm=True), AMPERE_AND_UP),
     "prefill_attention_64": Registered(prefill.attention(64), HOPPER_ONLY),
     "prefill_attention_128": Registered(prefill.attention(128), HOPPER_ONLY),
+    "prefill_attention_128_float": Registered(prefill.attention(128, "float32"), HOPPER_ONLY),
     "prefill_attention_256": Registered(prefill.attention(256), HOPPER_ONLY),
     **{f"prefill_product_{v.name}": Registered(prefill.product(v, 8), HOPPER_ONLY) for v in VARIANTS},
     "prefill_product_128x256_rows_4": Registered(prefill.product(VARIANTS[-1], 4), HOPPER_ONLY),
     "ternary_decode_1": Registered(ProductShape("tensor_core", 1, bf16=True).spec(), AMPERE_AND_UP),
+    "ternary_decode_28_warps": Registered(
+        ProductShape("tensor_core", 1, bf16=True, warps=28, split=4, stages=3).spec(), AMPERE_AND_UP
+    ),
     "ternary_decode_8_groups": Registered(ProductShape("tensor_core", 8, group=64).spec(), ("sm_80", "sm_90a")),
     "ternary_blocks_1": Registered(ProductShape("blocks16x32", 1, bf16=True).spec(), OPERATORS),
     "ternary_blocks_8": Registered(ProductShape("blocks16x32", 8).spec(), ("sm_80", "sm_90")),
@@ -119,5 +123,7 @@ KERNELS: dict[str, Registered] = {
         f"ternary_wgmma_{shape.rows}x{shape.tokens}": Registered(shape.spec(), HOPPER_ONLY)
         for shape in wgmma_shapes(bf16=True)
     },
+    "ternary_order": Registered(ORDER, HOPPER_ONLY),
     "ternary_quantise": Registered(QuantiseShape(bf16=True, norm=True).spec(), AMPERE_AND_UP),
+    "ternary_quantise_ordered": Registered(QuantiseShape(bf16=False, norm=True, ordered=True).spec(), HOPPER_ONLY),
 }

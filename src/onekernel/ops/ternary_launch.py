@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from onekernel.device.kernel import Arg, Kernel
 from onekernel.device.spec import KernelSpec
+from onekernel.kernels.prefill.specs import RESULTS
 from onekernel.kernels.ternary.prefill import PrefillShape, choose_prefill, prefill_shapes
 from onekernel.kernels.ternary.product import MAX_TOKENS, UNIT_BYTES, ProductShape, choose_product
 from onekernel.kernels.ternary.quantise import QuantiseShape
-from onekernel.kernels.ternary.wgmma import LEAST_TOKENS, WgmmaShape, choose_wgmma, wgmma_shapes
+from onekernel.kernels.ternary.wgmma import (
+    LEAST_TOKENS,
+    ORDER,
+    ORDER_SHARED_BYTES,
+    ORDER_THREADS,
+    WgmmaShape,
+    choose_wgmma,
+    ordered_columns,
+    wgmma_shapes,
+)
 from onekernel.weights.ternary.packed import PackedTernary
 from onekernel.weights.ternary.tensor_core import TensorCoreTiles
 
@@ -36,7 +47,7 @@ class TernaryLauncher:
     load: Callable[[KernelSpec], Kernel]
     sms: int
     wgmma: bool = False
-    _kernels: dict[LinearShape | QuantiseShape, Kernel] = field(default_factory=dict)
+    _kernels: dict[LinearShape | QuantiseShape | Literal["order"], Kernel] = field(default_factory=dict)
 
     def linear(
         self,
@@ -58,16 +69,30 @@ class TernaryLauncher:
             return out
         shape = shape or self.choose(weight, tokens, dtype)
         q = _aligned(F.pad(q, (0, -k % _ALIGN)) if k % _ALIGN else q)
-        inverse, columns, kernel = inverse.contiguous(), q.shape[1], self.kernel(shape)
+        inputs, last, kernel = [q, inverse.contiguous()], [RESULTS["store"]], self.kernel(shape)
+        at_once = tokens
+        if isinstance(shape, ProductShape):
+            last, at_once = [], shape.tokens
+        elif isinstance(shape, WgmmaShape):
+            ordered, sums = self.order(q)
+            inputs = [ordered, inputs[1], sums]
         scales, shared_bytes = weight.scales.view(-1), shape.shared_bytes(-(-strip_bytes // UNIT_BYTES))
-        at_once = shape.tokens if isinstance(shape, ProductShape) else tokens
         for first in range(0, tokens, at_once):
             part = slice(first, first + at_once)
-            values, results = q[part], out[part]
-            sizes = (strip_bytes, weight.shape[0], len(values), columns)
-            args: list[Arg] = [weight.codes, scales, values, inverse[part], results, *sizes]
-            kernel.launch(shape.grid(strips, len(values)), shape.threads, args, shared_bytes=shared_bytes)
+            taken, count = [values[part] for values in inputs], len(out[part])
+            sizes = [strip_bytes, weight.shape[0], count, inputs[0].shape[1]]
+            args: list[Arg] = [weight.codes, scales, *taken, out[part], *sizes, *last]
+            kernel.launch(shape.grid(strips, count), shape.threads, args, shared_bytes=shared_bytes)
         return out
+
+    def order(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int8 values (tokens, K) in the order of the codes, (tokens, whole units), and their sums (tokens,)."""
+        tokens, k = q.shape
+        ordered = torch.empty(tokens, ordered_columns(k), dtype=torch.int8, device=q.device)
+        sums = torch.empty(tokens, dtype=torch.int32, device=q.device)
+        args: list[Arg] = [q, ordered, sums, k, ordered.shape[1]]
+        self.kernel("order").launch(tokens, ORDER_THREADS, args, shared_bytes=ORDER_SHARED_BYTES)
+        return ordered, sums
 
     def quantise(self, x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (q, inverse) as `ternary_cpu.quantise` does; x float32 or bf16 (tokens, K)."""
@@ -76,7 +101,8 @@ class TernaryLauncher:
         inverse = torch.empty(tokens, dtype=torch.float32, device=x.device)
         if tokens:
             shape = QuantiseShape(x.dtype is torch.bfloat16, weight is not None)
-            args: list[Arg] = [_aligned(x), inverse if weight is None else _aligned(weight), q, inverse, k, eps]
+            norm = inverse if weight is None else _aligned(weight)
+            args: list[Arg] = [_aligned(x), norm, q, inverse, inverse.view(torch.int32), k, k, eps]
             self.kernel(shape).launch(tokens, shape.threads, args, shared_bytes=shape.shared_bytes)
         return q, inverse
 
@@ -99,16 +125,17 @@ class TernaryLauncher:
             shapes: list[LinearShape] = [*prefill_shapes(weight.group or 0, dtype is torch.bfloat16)]
             if self.wgmma and weight.group is None:
                 shapes += wgmma_shapes(dtype is torch.bfloat16)
+                self.kernel("order")
             for shape in shapes:
                 self.kernel(shape)
         for norm in (False, True):
             self.kernel(QuantiseShape(dtype is torch.bfloat16, norm))
 
-    def kernel(self, shape: LinearShape | QuantiseShape) -> Kernel:
+    def kernel(self, shape: LinearShape | QuantiseShape | Literal["order"]) -> Kernel:
         """Return the loaded kernel of a shape."""
         found = self._kernels.get(shape)
         if found is None:
-            found = self._kernels[shape] = self.load(shape.spec())
+            found = self._kernels[shape] = self.load(ORDER if shape == "order" else shape.spec())
         return found
 
 

@@ -76,7 +76,7 @@ def test_a_chunk_is_eight_launches_a_layer_and_three_in_the_last() -> None:
     assert notes[3] == ("append", 100, (100, 64))  # 8 heads' vectors of a token, 8 of them a CTA
     assert notes[4] == ("attention", 4 * 2, (100, 64))
     assert all(numbers == (100,) for name, _, numbers in notes if name == "product")
-    assert prefill.activations.ids[:100].tolist() == list(range(100))
+    assert prefill.ids[:100].tolist() == list(range(100))
 
 
 @pytest.mark.parametrize(("tokens", "start"), [(0, 0), (49, 0), (16, 241), (1, -1)])
@@ -93,7 +93,9 @@ def test_the_workspace_is_what_is_allocated(name: str) -> None:
     config = CONFIGS[name]
     whole = Whole.of(config, random_weights(config))
     prefill = PackedPrefill(whole.packed, whole.cache(), lambda spec: Recorder(spec, []), sms=4, chunk_tokens=48)
-    held = sum(getattr(prefill.activations, field.name).nbytes for field in fields(prefill.activations))
+    held = prefill.ids.nbytes + sum(
+        getattr(prefill.activations, field.name).nbytes for field in fields(prefill.activations)
+    )
     assert held == workspace_bytes(config, whole.packed.layout, 48)
     assert prefill.chunk_tokens == 48
 

@@ -4,7 +4,7 @@
 // A query's arithmetic is the same whatever else is in its tile or chunk: the pages come in one order, and a page or
 // slot that only later queries see adds exact zeros to its sums.
 //
-// Constants: PF_HEAD_DIM, a multiple of 4.
+// Constants: PF_HEAD_DIM, a multiple of 4; PF_MIXED_FLOAT (1: results are float, 0: bf16).
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/exponent.cuh"
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               const i32* page_table,  // (table_pages)
               const u16* pages,       // (pages, kv_heads, 2, PAGE_TOKENS, PF_HEAD_DIM) bf16 of this layer
               u32 kv_heads,
-              u16* mixed,             // (mixed_room, columns) bf16
+              void* mixed,            // (mixed_room, columns)
               u32 columns) {
   u16* shared_queries = reinterpret_cast<u16*>(dynamic_shared());  // (QUERIES, STRIDE)
   u16* shared_pages = shared_queries + TILE;                       // (2, keys and values, PAGE_TOKENS, STRIDE)
@@ -186,13 +186,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     total[half] += shuffle_xor(total[half], 2);
     const u32 token = first + warp_index() * 16 + lane / 4 + half * 8;
     if (token >= tokens) continue;
-    u16* to = mixed + static_cast<u64>(token) * columns + head * PF_HEAD_DIM;
+    const u64 at = static_cast<u64>(token) * columns + head * PF_HEAD_DIM + lane % 4 * 2;
 #pragma unroll
     for (u32 n = 0; n < PADDED / 8; n++) {
-      const u32 column = n * 8 + lane % 4 * 2;
-      if (column < PF_HEAD_DIM)
-        *reinterpret_cast<u32*>(to + column) =
-            bf16_pair(out[n][half * 2] / total[half], out[n][half * 2 + 1] / total[half]);
+      if (n * 8 + lane % 4 * 2 >= PF_HEAD_DIM) continue;
+      const float first = out[n][half * 2] / total[half], second = out[n][half * 2 + 1] / total[half];
+      if (PF_MIXED_FLOAT)
+        static_cast<float2*>(mixed)[(at + n * 8) / 2] = make_float2(first, second);
+      else
+        static_cast<u32*>(mixed)[(at + n * 8) / 2] = bf16_pair(first, second);
     }
   }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onekernel.device.spec import KernelSpec, Pointer, Scalar
 from onekernel.kernels.prefill.variants import Variant
 
@@ -106,12 +108,12 @@ def append(head_dim: int, qk_norm: bool) -> KernelSpec:
     )
 
 
-def attention(head_dim: int) -> KernelSpec:
-    """Return causal attention over the pages for heads of this size, a multiple of 4."""
+def attention(head_dim: int, mixed: Literal["bfloat16", "float32"] = "bfloat16") -> KernelSpec:
+    """Return causal attention over the pages for heads of this size, a multiple of 4, with results in this dtype."""
     return KernelSpec(
         file="prefill/attention.cu",
         entry="prefill_attention",
-        constants={"PF_HEAD_DIM": head_dim},
+        constants={"PF_HEAD_DIM": head_dim, "PF_MIXED_FLOAT": int(mixed == "float32")},
         params=(
             Pointer("queries", "bfloat16", ("q_room", "heads", head_dim)),
             Scalar("heads", "u32"),
@@ -121,7 +123,7 @@ def attention(head_dim: int) -> KernelSpec:
             Pointer("page_table", "int32", ("table_pages",)),
             Pointer("pages", "bfloat16", ("pages", "kv_heads", 2, 64, head_dim)),
             Scalar("kv_heads", "u32"),
-            Pointer("mixed", "bfloat16", ("mixed_room", "columns")),
+            Pointer("mixed", mixed, ("mixed_room", "columns")),
             Scalar("columns", "u32"),
         ),
     )

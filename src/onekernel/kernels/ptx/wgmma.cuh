@@ -98,10 +98,11 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Returns when all products of this warpgroup are whole.
+// Returns when all groups of this warpgroup's products but the last LEFT are whole.
+template <u32 LEFT>
 __device__ __forceinline__ void wgmma_wait() {
 #ifdef __CUDACC__
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #endif
 }
 

@@ -13,7 +13,7 @@
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/shuffle.cuh"
-#include "ternary/sum.cuh"
+#include "ternary/results.cuh"
 
 constexpr u32 ROW_WARPS = PREFILL_ROW_WARPS, THREADS = ROW_WARPS * PREFILL_TOKEN_WARPS * WARP;
 constexpr u32 STRIPS = PREFILL_STRIPS / ROW_WARPS, TILES = PREFILL_TOKENS / 8 / PREFILL_TOKEN_WARPS;  // of a warp
@@ -160,7 +160,7 @@ struct Sums {
 
 extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_prefill(
     const u8* codes, const float* scales, const u8* x, const float* inverse, void* out, u32 strip_bytes, u32 rows, u32 tokens,
-    u32 columns) {
+    u32 columns, u32 result) {
   const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, row_tiles = (strips + PREFILL_STRIPS - 1) / PREFILL_STRIPS;
   const Operands in{codes, scales, x, strip_bytes, strips, tokens, columns, strip_bytes / UNIT_BYTES,
                     blockIdx.x % row_tiles * PREFILL_STRIPS, blockIdx.x / row_tiles * PREFILL_TOKENS};
@@ -202,19 +202,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
     if (GROUP == 0) offset = offsets[in_cta] + (SHARERS == 2 ? offsets[PREFILL_TOKENS + in_cta] : 0);
     const float token_inverse = inverse[token];
     float factor = factor_of(scale[0][0], token_inverse), last = scale[0][0];
+    float results[STRIPS * 2][2];
 #pragma unroll
-    for (u32 i = 0; i < STRIPS * 2; i++) {
-      const u32 row = first_row + i * 8;
-      float results[2];
+    for (u32 i = 0; i < STRIPS * 2; i++)
 #pragma unroll
       for (u32 odd = 0; odd < 2; odd++) {
         // Rows of one projection have one scale, so a division serves most of them.
         if (scale[i][odd] != last) factor = factor_of(last = scale[i][odd], token_inverse);
         Sum sum;
         sums.result(sum, i / 2, i % 2, tile, odd, offset);
-        results[odd] = scaled(sum, factor);
+        results[i][odd] = scaled(sum, factor);
       }
-      if (row < rows) store_results(out, static_cast<u64>(token) * rows + row, results[0], results[1], row + 1 < rows);
+    if (is_gated(result)) {
+#pragma unroll
+      for (u32 strip = 0; strip < STRIPS; strip++) {
+        const float(&gate)[2] = results[2 * strip];
+        const float(&up)[2] = results[2 * strip + 1];
+        const u32 column = (in.first_strip + sums.row_warp * STRIPS + strip) * HALF_STRIP + lane_index() % 4 * 2;
+        if (column < rows / 2)
+          store_results(out, static_cast<u64>(token) * (rows / 2) + column, gated(result, gate[0], up[0]),
+                        gated(result, gate[1], up[1]), true);
+      }
+      continue;
+    }
+#pragma unroll
+    for (u32 i = 0; i < STRIPS * 2; i++) {
+      const u32 row = first_row + i * 8;
+      if (row < rows)
+        put_results(result, out, static_cast<u64>(token) * rows + row, results[i][0], results[i][1], row + 1 < rows);
     }
   }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onekernel.device.spec import KernelSpec
-from onekernel.kernels.ternary.product import PARAMS, SIZES, STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, result
+from onekernel.kernels.ternary.product import STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, many_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PrefillShape:
                 "PREFILL_STAGES": self.stages,
                 "PREFILL_CTAS": self.ctas,
             },
-            params=(*PARAMS, result(self.bf16), *SIZES),
+            params=many_params(self.bf16),
         )
 
 

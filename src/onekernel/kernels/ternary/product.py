@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.device.spec import KernelSpec, Param, Pointer, Scalar
 
 UNIT_BYTES = 512
 UNIT_COLUMNS = 128
 STRIP_ROWS = 16
 MAX_TOKENS = 8
+MAX_WARPS = 32
+MAX_BARRIERS = 15
+"""Of a CTA, beside that of all its threads: one for each strip that several warps share."""
 
 SHARED_BYTES = 99 * 1024
 """What a CTA may have on every architecture the kernels are for: the least of them."""
@@ -28,6 +31,25 @@ SIZES = (Scalar("strip_bytes", "u32"), Scalar("rows", "u32"), Scalar("tokens", "
 def result(bf16: bool) -> Pointer:
     """Return the parameter that takes the result."""
     return Pointer("out", "bfloat16" if bf16 else "float32", ("tokens", "rows"), align_bytes=2 if bf16 else 4)
+
+
+def many_params(bf16: bool, ordered: bool = False) -> tuple[Param, ...]:
+    """Return the parameters of a product of many tokens; `room` is at least `tokens`.
+
+    `ordered`: x in the order of the codes, whole units of columns, and the sum of each token's.
+
+    `result` is one of prefill's `RESULTS`: rows as they are, in either dtype; added to `out` or gated, in float32.
+    Gated results are half as wide as the matrix has rows.
+    """
+    return (
+        *PARAMS[:2],
+        Pointer("x", "int8", ("room", "columns")),
+        Pointer("inverse", "float32", ("room",), align_bytes=4),
+        *((Pointer("x_sums", "int32", ("room",), align_bytes=4),) if ordered else ()),
+        Pointer("out", "bfloat16" if bf16 else "float32", ("room", "width"), align_bytes=2 if bf16 else 4),
+        *SIZES,
+        Scalar("result", "u32"),
+    )
 
 
 _ENTRIES = {
@@ -88,12 +110,13 @@ def choose_product(
     """Return the shape for a matrix of `strips` strips of `units` units, and up to eight tokens.
 
     A strip is split over as many warps as give every SM about 16 of them: enough loads on their way to fill the
-    memory's latency, and no second wave of CTAs. The ring holds a warp's whole share if that is short.
+    memory's latency, and no second wave of CTAs.
     """
     wanted = 16 * sms / strips
-    split = next((n for n in (1, 2, 4) if n >= wanted), 8)
-    shape = _shape(layout, units, tokens, warps=8, split=8 if group else split)
-    shape = replace(shape, group=group, bf16=bf16)
+    split = 8 if group else next((n for n in (1, 2, 4) if n >= wanted), 8)
+    if layout == "tensor_core" and not group:
+        return replace(_even(strips, units, tokens, split, sms), bf16=bf16)
+    shape = replace(_shape(layout, units, tokens, warps=8, split=split), group=group, bf16=bf16)
     while shape.shared_bytes(units) > SHARED_BYTES and shape.tokens > 1:
         shape = replace(shape, tokens=shape.tokens // 2)  # the terms of many groups; the matrix is then read again
     return shape
@@ -103,7 +126,7 @@ def variants(layout: str, strips: int, units: int, tokens: int, *, bf16: bool = 
     """Return the chosen shape and others near it, for a benchmark to find out which is fastest."""
     chosen = choose_product(layout, strips, units, tokens, bf16=bf16)
     ways = [(8, chosen.split // 2), (8, chosen.split * 2), (4, min(chosen.split, 4)), (16, 16), (16, chosen.split)]
-    found = [chosen]
+    found = [chosen, replace(chosen, stages=max(2, chosen.stages - 1)), replace(chosen, stages=chosen.stages + 1)]
     for warps, split in ways:
         if 1 <= split <= min(warps, units):
             found.append(replace(_shape(layout, units, tokens, warps, split), bf16=bf16))
@@ -111,8 +134,32 @@ def variants(layout: str, strips: int, units: int, tokens: int, *, bf16: bool = 
     return [shape for shape in found if shape.shared_bytes(units) <= SHARED_BYTES]
 
 
+def _even(strips: int, units: int, tokens: int, split: int, sms: int) -> ProductShape:
+    """Return the shape in which every SM has as many strips, all in one CTA if there is room: what starts is one wave.
+
+    A ring is short: what it copies ahead is on its way before the first sum, and two or three units of each warp fill
+    the memory's latency (measured on an H200 in eight matrices; each more takes 0.1 to 0.3 us).
+    """
+    held = _held(tokens)
+    stages = 3 if units <= 5 * split else 4
+    on_sm = -(-strips // sms)
+    shape = ProductShape("tensor_core", held, warps=split, split=split, stages=stages)
+    if on_sm <= 2:
+        return replace(shape, warps=8)
+    for ctas in range(1, on_sm + 1):
+        found = replace(shape, warps=-(-on_sm // ctas) * split)
+        barriers = 0 if split == 1 else found.warps // split
+        if found.warps <= MAX_WARPS and barriers <= MAX_BARRIERS and found.shared_bytes(units) <= SHARED_BYTES:
+            return found
+    return shape
+
+
+def _held(tokens: int) -> int:
+    return next(n for n in (1, 2, 4, 8) if n >= tokens)
+
+
 def _shape(layout: str, units: int, tokens: int, warps: int, split: int) -> ProductShape:
-    held = next(n for n in (1, 2, 4, 8) if n >= tokens)
+    held = _held(tokens)
     most = {1: 8, 2: 8, 4: 6, 8: 4}[held]  # stages: about 40 KB of rings for eight warps
     stages = max(2, min(-(-units // split) + 1, most))
     return ProductShape(layout, held, warps=warps, split=split, stages=stages)

@@ -6,11 +6,14 @@
 // Root and divisions are the exactly rounded ones. A value that is no number makes inverse NaN or 0, and so every product
 // with this token no number either.
 //
-// Constants: QUANTISE_THREADS, QUANTISE_BF16 (1: x is bf16, 0: float), QUANTISE_NORM (0: without one).
+// Constants: QUANTISE_THREADS, QUANTISE_BF16 (1: x is bf16, 0: float), QUANTISE_NORM (0: without one), QUANTISE_ORDERED (1:
+// as wgmma.cu takes them, with zeros behind the columns, which are fours of floats, and their sum).
 #include "ptx/convert.cuh"
+#include "ptx/dp4a.cuh"
 #include "ptx/platform.cuh"
 #include "ptx/shuffle.cuh"
 #include "ptx/whole.cuh"
+#include "ternary/order.cuh"
 
 constexpr u32 THREADS = QUANTISE_THREADS, WARPS = THREADS / WARP;
 constexpr u32 FOUR = 4, PLACES = WARP * FOUR;  // that sums of fours are added up to
@@ -59,9 +62,23 @@ struct Token {
     return rounded(rounded(at(column) * root) * weight[column]);
   }
 
+  // Four at once, of float input.
+  __device__ __forceinline__ float4 normed_four(u32 column) const {
+    float4 v = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(x) + column);
+    if (QUANTISE_NORM == 0) return v;
+    const float4 w = *reinterpret_cast<const float4*>(weight + column);
+    return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+  }
+
   __device__ __forceinline__ float square(u32 column) const {
     const float value = column < columns ? at(column) : 0.0f;
     return __fmul_rn(value, value);
+  }
+
+  __device__ __forceinline__ float square_of_four(u32 column) const {
+    if (!QUANTISE_ORDERED) return four_in_halves(square(column), square(column + 1), square(column + 2), square(column + 3));
+    const float4 v = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(x) + column);
+    return four_in_halves(__fmul_rn(v.x, v.x), __fmul_rn(v.y, v.y), __fmul_rn(v.z, v.z), __fmul_rn(v.w, v.w));
   }
 
   // The sum of squares of the CTA's token, in all threads. `parts` has PLACES of them.
@@ -70,7 +87,7 @@ struct Token {
       float sum = 0;
 #pragma unroll 4
       for (u32 i = place * FOUR; i < columns; i += PLACES * FOUR)
-        sum = __fadd_rn(sum, four_in_halves(square(i), square(i + 1), square(i + 2), square(i + 3)));
+        sum = __fadd_rn(sum, square_of_four(i));
       parts[place] = sum;
     }
     __syncthreads();
@@ -79,11 +96,37 @@ struct Token {
   }
 };
 
+__device__ __forceinline__ u32 int8_of(float value, float inverse) { return __float2int_rn(value * inverse) & 0xff; }
+
+// Four neighbours as int8.
+__device__ __forceinline__ u32 word_of(float4 v, float inverse) {
+  return int8_of(v.x, inverse) | int8_of(v.y, inverse) << 8 | int8_of(v.z, inverse) << 16 | int8_of(v.w, inverse) << 24;
+}
+
+// Stores the CTA's token in the order of the codes, and returns the sum of what it stored, in thread 0. parts: (WARPS,)
+__device__ __forceinline__ i32 store_ordered(const Token& token, u32* q, u32 width, float inverse, i32* parts) {
+  i32 sum = 0;
+  for (u32 word = threadIdx.x; word < width / FOUR; word += THREADS) {
+    const u32 bytes = word < token.columns / FOUR ? word_of(token.normed_four(word * FOUR), inverse) : 0;
+    sum = add_bytes(bytes, sum);
+    q[place_of_word(word)] = bytes;
+  }
+#pragma unroll
+  for (u32 mask = WARP / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  if (lane_index() == 0) parts[warp_index()] = sum;
+  __syncthreads();
+  for (u32 warp = 1; warp < WARPS; warp++) sum += parts[warp];
+  return sum;
+}
+
+static_assert(!QUANTISE_ORDERED || !QUANTISE_BF16, "fours of floats");
+
 extern "C" __global__ void __launch_bounds__(THREADS) ternary_quantise(const u8* x,          // (tokens, columns)
                                                                        const float* weight,  // (columns,)
-                                                                       signed char* q,       // (tokens, columns)
+                                                                       u8* q,                // (tokens, width)
                                                                        float* inverses,      // (tokens,)
-                                                                       u32 columns, float eps) {
+                                                                       i32* q_sums,          // (tokens,), if ordered
+                                                                       u32 columns, u32 width, float eps) {
   float* sums = reinterpret_cast<float*>(dynamic_shared());  // (PLACES,)
   float* largest = sums + PLACES;                            // (WARPS,)
   const u64 first = static_cast<u64>(blockIdx.x) * columns;
@@ -94,10 +137,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) ternary_quantise(const u8*
     token.root = 1.0f / root;
   }
   float most = 0;
-  for (u32 i = threadIdx.x; i < columns; i += THREADS) most = larger(most, fabsf(token.normed(i)));
+  if (QUANTISE_ORDERED) {
+    for (u32 i = threadIdx.x * FOUR; i < columns; i += THREADS * FOUR) {
+      const float4 v = token.normed_four(i);
+      most = larger(larger(larger(most, fabsf(v.x)), fabsf(v.y)), larger(fabsf(v.z), fabsf(v.w)));
+    }
+  } else {
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) most = larger(most, fabsf(token.normed(i)));
+  }
   most = larger(LEAST, largest_of(most, largest));
   const float inverse = 1.0f / most * 127.0f;  // in this order: so PyTorch divides a number by a tensor
-  for (u32 i = threadIdx.x; i < columns; i += THREADS)
-    q[first + i] = static_cast<signed char>(__float2int_rn(token.normed(i) * inverse));
+  u8* to = q + static_cast<u64>(blockIdx.x) * width;
+  if (QUANTISE_ORDERED) {
+    // All have read the sums of squares: a barrier of the largest lies between.
+    const i32 sum = store_ordered(token, reinterpret_cast<u32*>(to), width, inverse, reinterpret_cast<i32*>(sums));
+    if (threadIdx.x == 0) q_sums[blockIdx.x] = sum;
+  } else {
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) to[i] = static_cast<u8>(int8_of(token.normed(i), inverse));
+  }
   if (threadIdx.x == 0) inverses[blockIdx.x] = ROOT_APART ? inverse * root : inverse;
 }

@@ -13,6 +13,8 @@ class QuantiseShape:
 
     bf16: bool
     norm: bool
+    ordered: bool = False
+    """Whether values stand in the order of wgmma.cu, in whole units, with their sum beside; float32 fours only."""
     threads: int = 512
 
     @property
@@ -29,13 +31,16 @@ class QuantiseShape:
                 "QUANTISE_THREADS": self.threads,
                 "QUANTISE_BF16": int(self.bf16),
                 "QUANTISE_NORM": int(self.norm),
+                "QUANTISE_ORDERED": int(self.ordered),
             },
             params=(
                 Pointer("x", "bfloat16" if self.bf16 else "float32", ("tokens", "columns")),
                 Pointer("weight", "float32", ("weights",)),
-                Pointer("q", "int8", ("tokens", "columns")),
+                Pointer("q", "int8", ("tokens", "width")),
                 Pointer("inverse", "float32", ("tokens",)),
+                Pointer("sums", "int32", ("tokens",)),
                 Scalar("columns", "u32"),
+                Scalar("width", "u32"),
                 Scalar("eps", "f32"),
             ),
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onekernel.device.spec import KernelSpec
-from onekernel.kernels.ternary.product import PARAMS, SIZES, STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, result
+from onekernel.device.spec import KernelSpec, Pointer, Scalar
+from onekernel.kernels.ternary.product import STRIP_ROWS, UNIT_BYTES, UNIT_COLUMNS, many_params
 
 LEAST_TOKENS = 128
 """With fewer the smaller tiles of prefill.cu keep more SMs busy: 64 tokens of 3840 x 2560 take 10 us there, 16 here."""
@@ -18,7 +18,7 @@ class WgmmaShape:
     warpgroups: int
     strips: int
     tokens: int
-    stages: int = 4
+    stages: int = 6
     ctas: int = 1
     bf16: bool = False
 
@@ -33,11 +33,10 @@ class WgmmaShape:
         return self.warpgroups * 128
 
     def shared_bytes(self, units: int) -> int:
-        """Return what a CTA takes, whatever the units: operands and ring, or all sums; then a sum for each token."""
-        operand = self.tokens * UNIT_COLUMNS
-        ring = self.stages * (self.rows // STRIP_ROWS * UNIT_BYTES + operand)
+        """Return what a CTA takes, whatever the units: the ring, or all sums."""
+        ring = self.stages * (self.rows // STRIP_ROWS * UNIT_BYTES + self.tokens * UNIT_COLUMNS)
         sums = self.tokens * (self.rows + 4) * 4
-        return 1024 - 128 + max(2 * operand + ring, sums) + self.tokens * 4  # the operands begin at a multiple of 1024
+        return 1024 - 128 + max(ring, sums)  # the operands begin at a multiple of 1024
 
     def grid(self, strips: int, tokens: int) -> int:
         """Return how many CTAs multiply a matrix of that many strips with that many tokens."""
@@ -57,7 +56,7 @@ class WgmmaShape:
                 "WGMMA_STAGES": self.stages,
                 "WGMMA_CTAS": self.ctas,
             },
-            params=(*PARAMS, result(self.bf16), *SIZES),
+            params=many_params(self.bf16, ordered=True),
         )
 
 
@@ -66,6 +65,28 @@ CANDIDATES = (WgmmaShape(warpgroups=4, strips=1, tokens=128), WgmmaShape(warpgro
 
 _COSTS = dict(zip(CANDIDATES, (1.0, 1.33), strict=True))
 """Time of a product in each, next to the first: an SM takes 28.9 and 19.2 us for a tile of K = 2,560."""
+
+
+ORDER_THREADS = 256
+ORDER_SHARED_BYTES = ORDER_THREADS // 32 * 4
+ORDER = KernelSpec(
+    file="ternary/order.cu",
+    entry="ternary_order",
+    constants={"ORDER_THREADS": ORDER_THREADS},
+    params=(
+        Pointer("q", "int8", ("tokens", "columns")),
+        Pointer("ordered", "int8", ("tokens", "width")),
+        Pointer("sums", "int32", ("tokens",), align_bytes=4),
+        Scalar("columns", "u32"),
+        Scalar("width", "u32"),
+    ),
+)
+"""Makes activations what the kernel takes, where their quantisation did not."""
+
+
+def ordered_columns(columns: int) -> int:
+    """Return how many columns ordered activations have: whole units."""
+    return -(-columns // UNIT_COLUMNS) * UNIT_COLUMNS
 
 
 def wgmma_shapes(bf16: bool = False) -> list[WgmmaShape]:
