@@ -9,8 +9,9 @@ L2 several times. prefill with a `shape`: the same for many tokens. prefill with
 all layers, ours as the engine makes them from a list of ids (`us`) and its launches in a CUDA graph (`graph_us`), the
 reference eager PyTorch with scaled_dot_product_attention, without rotary embedding and cache. `reference_us` is bf16
 cuBLAS, or that model, taking turns with ours in the same process.
-`gpu_mb` are our weights, `reference_gpu_mb` the other's. Every product is compared with exact integers first. Rows of
-whole models in the megakernel, decode and memory, come from benchmarks/ternary_decode.py and stay in the file.
+`gpu_mb` are our weights, `reference_gpu_mb` the other's. Every product is compared with exact integers first. Rows that
+a run does not come to stay in the file, as do those of whole models in the megakernel, which come from
+benchmarks/ternary_decode.py.
 """
 
 from __future__ import annotations
@@ -420,6 +421,11 @@ def model_row(machine: Machine, sizes: Sizes) -> dict[str, Any]:
     }
 
 
+def what(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a row measures, in all its variants."""
+    return row["kind"], row.get("shape"), row.get("model"), row.get("batch")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shim", action="store_true", help="run on the CPU, tiny")
@@ -427,7 +433,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="what to record as the commit")
     parser.add_argument("--out", type=Path, default=Path("results/ternary.json"))
     options = parser.parse_args(arguments)
-    begun, rows = time.monotonic(), rows_of_kinds(options.out, ("decode", "memory"))
+    begun, rows = time.monotonic(), rows_of_kinds(options.out, ("gemv", "prefill", "decode", "memory"))
     machine, sizes = (on_shim(), SHIM) if options.shim else (on_gpu(), GPU)
     launcher = TernaryLauncher(machine.load, machine.sms, machine.wgmma)
     torch.manual_seed(0)
@@ -438,7 +444,10 @@ def main(arguments: list[str] | None = None) -> int:
         return time.monotonic() - begun < options.seconds
 
     def keep(found: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> None:
-        for row in found:
+        fresh = list(found)
+        measured = {what(row) for row in fresh}
+        rows[:] = [row for row in rows if what(row) not in measured]
+        for row in fresh:
             row["floor_us"] = 1e3 * row["gpu_mb"] / gbps
             rows.append(row)
             name = f"{row.get('shape', row.get('model'))} batch {row['batch']} {row['layout']} {row.get('variant', '')}"
@@ -450,12 +459,11 @@ def main(arguments: list[str] | None = None) -> int:
             )
         write_results(options.out, rows, commit=options.commit, read_gbps=round(gbps, 1), **machine.about)
 
+    keep([model_row(machine, sizes)])
     first, *others = sizes.batches
     for n, k in sizes.shapes:
         if left():
             keep(matrix_rows(machine, sizes, launcher, n, k, first, every=True))
-    if left():
-        keep([model_row(machine, sizes)])
     for n, k in sizes.model.matrices:
         if left():
             keep(matrix_rows(machine, sizes, launcher, n, k, sizes.prompt, every=True))
