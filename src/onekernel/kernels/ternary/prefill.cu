@@ -202,22 +202,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
     if (GROUP == 0) offset = offsets[in_cta] + (SHARERS == 2 ? offsets[PREFILL_TOKENS + in_cta] : 0);
     const float token_inverse = inverse[token];
     float factor = factor_of(scale[0][0], token_inverse), last = scale[0][0];
-    float results[STRIPS * 2][2];
-#pragma unroll
-    for (u32 i = 0; i < STRIPS * 2; i++)
+    const auto take = [&](u32 i, float (&results)[2]) {
 #pragma unroll
       for (u32 odd = 0; odd < 2; odd++) {
         // Rows of one projection have one scale, so a division serves most of them.
         if (scale[i][odd] != last) factor = factor_of(last = scale[i][odd], token_inverse);
         Sum sum;
         sums.result(sum, i / 2, i % 2, tile, odd, offset);
-        results[i][odd] = scaled(sum, factor);
+        results[odd] = scaled(sum, factor);
       }
+    };
     if (is_gated(result)) {
 #pragma unroll
       for (u32 strip = 0; strip < STRIPS; strip++) {
-        const float(&gate)[2] = results[2 * strip];
-        const float(&up)[2] = results[2 * strip + 1];
+        float gate[2], up[2];
+        take(2 * strip, gate);
+        take(2 * strip + 1, up);
         const u32 column = (in.first_strip + sums.row_warp * STRIPS + strip) * HALF_STRIP + lane_index() % 4 * 2;
         if (column < rows / 2)
           store_results(out, static_cast<u64>(token) * (rows / 2) + column, gated(result, gate[0], up[0]),
@@ -228,8 +228,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, PREFILL_CTAS) ternary_pref
 #pragma unroll
     for (u32 i = 0; i < STRIPS * 2; i++) {
       const u32 row = first_row + i * 8;
+      float results[2];
+      take(i, results);
       if (row < rows)
-        put_results(result, out, static_cast<u64>(token) * rows + row, results[i][0], results[i][1], row + 1 < rows);
+        put_results(result, out, static_cast<u64>(token) * rows + row, results[0], results[1], row + 1 < rows);
     }
   }
 }
