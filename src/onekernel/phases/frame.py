@@ -35,7 +35,7 @@ class Words:
     inner: int
     best: int
     token: int
-    sums: int = 0
+    firing: int = 0
     counts: int = 0
 
 

@@ -160,7 +160,7 @@ struct Walk {
 };
 
 // Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
-constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !TERNARY;
 
 // Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves
 // the parts of each row in shared.partial(). A meeting follows. UNITS: of a part, of which a row tile has k_parts.

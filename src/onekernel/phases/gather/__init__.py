@@ -1,1 +1,1 @@
-"""Add up what the CTAs' neurons gave, and add it to the residual."""
+"""Add up the down rows of the neurons that fire, and add that to the residual."""
