@@ -108,7 +108,7 @@ def test_a_broken_weight_is_not_skipped() -> None:
 
 FAULTS = {
     "missing wait for what fires": ("phases/gather/kernel.cuh", "return seen == tag;", "return seen < 1000000;"),
-    "missing wait for what came of it": ("phases/gather/kernel.cuh", "return seen == d.want;", "return seen < 1000000;"),
+    "missing wait for factors": ("phases/gather/kernel.cuh", "return seen == d.want;", "return seen < 1000000;"),
     "a neuron left out": ("phases/gather/kernel.cuh", "i * step >= count)", "i * step >= count - 1)"),
     "missing meeting before up": (
         "phases/gate/kernel.cuh",
