@@ -107,13 +107,12 @@ def test_a_broken_weight_is_not_skipped() -> None:
 
 
 FAULTS = {
-    "missing wait for what fires": ("phases/gather/kernel.cuh", "return seen == tag;", "return seen < 1000000;"),
-    "missing wait for factors": ("phases/gather/kernel.cuh", "return seen == d.want;", "return seen < 1000000;"),
-    "a neuron left out": ("phases/gather/kernel.cuh", "i * step >= count)", "i * step >= count - 1)"),
-    "missing meeting before up": (
+    "missing wait for sums": ("phases/gather/kernel.cuh", "return seen == want;", "return seen < 1000000;"),
+    "a neuron left out": ("phases/gate/kernel.cuh", "return firing;", "return firing - (firing > 0);"),
+    "missing meeting before down": (
         "phases/gate/kernel.cuh",
-        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);  // all gates are there\n",
-        "",
+        "  barrier_sync(CONSUMER_BARRIER, CONSUMERS);\n#pragma unroll 1\n  for (u32 column",
+        "#pragma unroll 1\n  for (u32 column",
     ),
 }
 

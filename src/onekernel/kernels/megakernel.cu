@@ -158,7 +158,7 @@ __device__ __forceinline__ bool run_phase(Machine& m, const Task& task, bool& la
   if (kind == Kind::ATTENTION) return attention_phase(m, task);
   if (kind == Kind::COMBINE) return task.count == 0 || combine_phase(m, task);
   if (kind == Kind::CHOOSE) return choose_phase(m, task);
-  if (SPARSE && kind == Kind::GATHER) return gather_phase(m, task);
+  if (SPARSE && kind == Kind::GATHER) return task.count == 0 || gather_phase(m, task);
   if (kind == Kind::HEAD) {
     start_bests(m);
     draw_ahead(m, task);

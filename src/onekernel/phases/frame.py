@@ -35,7 +35,7 @@ class Words:
     inner: int
     best: int
     token: int
-    firing: int = 0
+    sums: int = 0
     counts: int = 0
 
 

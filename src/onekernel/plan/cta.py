@@ -167,36 +167,30 @@ class Cta:
         yield from self._product(task, header["x_words"], publish)
 
     def _gate(self, task: Task) -> Waits:
-        machine, header, tile_rows = self.machine, self.machine.header, _tile_rows(task)
-        first = task["first"] * tile_rows
+        machine, header = self.machine, self.machine.header
 
         def publish(s: int, gates: F32) -> None:
-            fires = ~(gates <= 0)
-            bits = fires.reshape(-1, tile_rows) << np.arange(tile_rows)
-            machine.exchange.give(task["out_word"] + task["first"], bits.sum(axis=1).astype(np.uint32), self._tag)
-            fire = np.flatnonzero(fires)
+            rows = machine.neurons(task["layer"], task["first"] * _tile_rows(task), len(gates))
+            fire = np.flatnonzero(~(gates <= 0))
             x, factor = self.inputs
-            ups = (machine.neurons(task["layer"], first, len(gates))[fire, 0] @ x).astype(np.float32) * factor
+            ups = (rows[fire, 0] @ x).astype(np.float32) * factor
+            sums = np.zeros(header["hidden_rows"], np.float32)
             inner = round_bf16(_activate(gates[fire], machine.plan.config.hidden_act) * ups)
-            for neuron, value in zip(fire.tolist(), inner, strict=True):
-                machine.exchange.give(
-                    header["inner_word"] + first + neuron, value.reshape(1).view(np.uint32), self._tag
-                )
+            for value, down in zip(inner, rows[fire, 1, : len(sums)].astype(np.float32), strict=True):
+                sums += value * down
+            word = task["out_word"] + self.index * header["hidden_rows"]
+            machine.exchange.give(word, sums.view(np.uint32), self._tag)
 
         yield from self._product(task, header["x_words"], publish)
 
     def _gather(self, task: Task) -> Waits:
         machine, header, tile_rows = self.machine, self.machine.header, _tile_rows(task)
         first, rows = task["first"] * tile_rows, task["count"] * tile_rows
-        wait = self._awaited(task, task["in_word"], header["neuron_tiles"])
-        yield wait
-        bits = machine.exchange.take(wait)[:, None] >> np.arange(task["stride"], dtype=np.uint32) & 1
         sums = np.zeros(rows, np.float32)
-        for neuron in np.flatnonzero(bits).tolist():
-            wait = self._awaited(task, header["inner_word"] + neuron, 1)
+        for giver in range(header["ctas"]):
+            wait = self._awaited(task, task["in_word"] + giver * header["hidden_rows"] + first, rows)
             yield wait
-            down = machine.neurons(task["layer"], neuron, 1)[0, 1, first : first + rows].astype(np.float32)
-            sums += machine.exchange.take(wait).view(np.float32) * down
+            sums += machine.exchange.take(wait).view(np.float32)
         if rows != len(self.residual[0]):
             raise PlanError(f"phase {self.phase}: {rows} rows for a residual of {len(self.residual[0])}")
         self.residual[0] = self.residual[0] + sums

@@ -84,22 +84,21 @@ def _product_ranges(plan: Plan, phase: int) -> tuple[Ints, Ints]:
     if kind == Kind.HEAD:
         return takes, _ranges(tasks["out_word"] + 2 * np.arange(len(tasks)), np.full_like(count, 2))
     if kind == Kind.GATE:
-        first, rows = tasks["first"].astype(np.int64), tile_rows(tasks["flags"])
-        tiles = _ranges(tasks["out_word"] + first, count)
-        return takes, np.concatenate((tiles, _ranges(plan.header["inner_word"] + first * rows, count * rows)), axis=1)
+        rows = int(plan.header["hidden_rows"])
+        start = tasks["out_word"] + np.arange(len(tasks)) * rows
+        return takes, _ranges(start, np.where(count > 0, rows, 0))
     if kind == Kind.GATHER:
         takes = _gathered(plan, phase)
     return takes, _rows_given(plan, phase)
 
 
 def _gathered(plan: Plan, phase: int) -> Ints:
-    """Return (ctas, 2, 2): which neurons fire, and what those came to, as if all did."""
+    """Return (ctas, ctas, 2): a float32 a word, for each of a CTA's hidden rows from every CTA."""
     tasks = plan.tasks[:, phase]
-    tiles = np.where(tasks["count"] > 0, int(plan.header["neuron_tiles"]), 0)
-    inner = np.full(len(tasks), int(plan.header["inner_word"]))
-    return np.concatenate(
-        (_ranges(tasks["in_word"].astype(np.int64), tiles), _ranges(inner, tiles * tasks["stride"])), axis=1
-    )
+    rows = tile_rows(tasks["flags"])
+    first, count = tasks["first"].astype(np.int64) * rows, tasks["count"].astype(np.int64) * rows
+    start = (tasks["in_word"] + first)[:, None] + np.arange(len(tasks)) * int(plan.header["hidden_rows"])
+    return np.stack((start, start + count[:, None]), axis=-1)
 
 
 def _rows_given(plan: Plan, phase: int) -> Ints:

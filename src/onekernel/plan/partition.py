@@ -25,8 +25,6 @@ from onekernel.weights.arena import LAYER_MATRICES, MatrixKind, MatrixPlace, Wei
 
 Strategy = Literal["balanced", "level"]
 
-_BF16_BYTES = 2
-
 Floats = npt.NDArray[np.float64]
 
 
@@ -46,26 +44,11 @@ class Partition:
 
 
 def tile_cost(layout: WeightLayout, key: tuple[MatrixKind, int], active_fraction: float) -> float:
-    """Return the bytes that a row tile costs, its own and what hangs on it.
-
-    That is of a gate's tile the up rows of its neurons that fire, of hidden rows their part of all down rows.
-    """
-    cost: float = layout.matrices[key].tile_bytes
-    if layout.sparse and key[0] == "gate":
-        cost += up_bytes(layout, key[1], active_fraction)
-    if layout.sparse and key[0] == "out":
-        cost += down_bytes(layout, key[1], active_fraction)
-    return cost
-
-
-def up_bytes(layout: WeightLayout, layer: int, active_fraction: float) -> float:
-    """Return the bytes of up rows that a row tile of a sparse feed-forward's gate stands for."""
-    return active_fraction * layout.matrices["gate", layer].tile_rows * layout.neurons[layer].neuron_bytes / 2
-
-
-def down_bytes(layout: WeightLayout, layer: int, active_fraction: float) -> float:
-    """Return the bytes of down rows that a tile of hidden rows takes of a sparse feed-forward's neurons."""
-    return active_fraction * layout.neurons[layer].places * layout.matrices["out", layer].tile_rows * _BF16_BYTES
+    """Return the bytes that a row tile costs: its own, and of a gate's tile those of its neurons that fire."""
+    place = layout.matrices[key]
+    if key[0] != "gate":
+        return place.tile_bytes
+    return place.tile_bytes + active_fraction * place.tile_rows * layout.neurons[key[1]].neuron_bytes
 
 
 def make_partition(

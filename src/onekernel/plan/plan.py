@@ -37,7 +37,7 @@ from onekernel.plan.layout import (
     scales_of_row,
 )
 from onekernel.plan.limits import Limits
-from onekernel.plan.partition import Partition, Strategy, down_bytes, make_partition, up_bytes
+from onekernel.plan.partition import Partition, Strategy, make_partition
 from onekernel.plan.shared import QuantisedSizes, SharedLayout, quantised_run, shared_layout
 
 LAYER_KINDS = (Kind.QKV, Kind.ATTENTION, Kind.COMBINE, Kind.OUT, Kind.GATE_UP, Kind.DOWN)
@@ -127,13 +127,11 @@ class Plan:
         Neurons of sparse feed-forwards count as far as they are assumed to fire.
         """
         read: Ints = self.tasks["count"].astype(np.int64) * self.tasks["k_units"] * unit_bytes(self.tasks["flags"])
-        fraction = self.active_fraction or 0.0
         for phase in self.phases:
-            count = self.tasks["count"][:, phase.index].astype(np.int64)
             if phase.kind == Kind.GATE:
-                read[:, phase.index] += (count * up_bytes(self.layout, phase.layer, fraction)).astype(np.int64)
-            elif phase.kind == Kind.GATHER:
-                read[:, phase.index] = count * down_bytes(self.layout, phase.layer, fraction)
+                place, neurons = self.layout.matrices["gate", phase.layer], self.layout.neurons[phase.layer]
+                fire = self.tasks["count"][:, phase.index] * place.tile_rows * (self.active_fraction or 0.0)
+                read[:, phase.index] += (fire * neurons.neuron_bytes).astype(np.int64)
         return read
 
     @property
@@ -267,7 +265,7 @@ def _fill(records: Records, frame: Frame, phase: PhaseInfo, shares: Partition) -
         case Kind.GATE:
             gate.tasks(records, frame, layer, index, shares.products["gate", layer])
         case Kind.GATHER:
-            gather.tasks(records, frame, layer, index, shares.hidden)
+            gather.tasks(records, frame, index, shares.hidden)
         case Kind.HEAD:
             head.tasks(records, frame, index, shares.products["head", 0])
         case Kind.CHOOSE:
@@ -275,18 +273,17 @@ def _fill(records: Records, frame: Frame, phase: PhaseInfo, shares: Partition) -
 
 
 def _buffers(config: ModelConfig, limits: Limits, layout: WeightLayout) -> tuple[Buffer, ...]:
-    """Place the buffers one after another. A word holds two bf16 values, or one float32 in partial, best and
-    token, and in inner if the feed-forwards are sparse."""
+    """Place the buffers one after another. A word holds two bf16 values, or one float32 in partial, best and token."""
     partials = config.num_attention_heads * members_of(limits.ctas, config.num_key_value_heads)
     words = {
         "x": layout.hidden_rows // 2,
         "qkv": layout.matrices["qkv", 0].padded_rows // 2,
         "partial": partials * (config.head_dim + 2),
         "mixed": config.q_size // 2,
-        "inner": layout.neurons[0].places if layout.sparse else layout.matrices["gate_up", 0].padded_rows // 4,
+        "inner": 0 if layout.sparse else layout.matrices["gate_up", 0].padded_rows // 4,
     }
     if layout.sparse:
-        words["firing"] = layout.matrices["gate", 0].row_tiles
+        words["sums"] = limits.ctas * layout.hidden_rows
         words["counts"] = config.num_hidden_layers
     buffers: list[Buffer] = []
     end = 0

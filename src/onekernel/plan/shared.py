@@ -22,8 +22,6 @@ _SPLIT_BYTES = 2 * 16
 _FOURS_IN_REGISTERS = 4
 """Fours of values that a thread of a quantised product keeps in registers until they are int8."""
 _QUAD = 4
-_LISTED_ROWS = 64
-"""Rows whose partial sums take the room of the lists of neurons that fire; phases/gather/kernel.cuh."""
 _SPLIT_VALUES = 64
 _FEWEST_PIECE_TOKENS = 8
 
@@ -58,7 +56,8 @@ class SharedLayout:
     by, sums of squares of four inputs, sums of 64 or 128 int8 values, inputs that no register has room for (float32),
     with groups the scales of the CTA's rows."""
     neurons: int
-    """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons)."""
+    """Of a sparse feed-forward: the gates of the CTA's neurons, float32 (max_neurons), then a word and a float32 for
+    each of those that fire."""
     total_bytes: int
     max_rows: int
     """Rows whose partial sums fit; a phase with more takes them in runs."""
@@ -125,7 +124,7 @@ def shared_layout(
     dense. Raises ConfigError if even that does not fit.
     """
     scratch = attention_floats(limits.consumer_warps, group, head_dim, limits.stage_bytes)
-    fewest_rows = max(8 * limits.consumer_warps, round_up(max_hidden_rows, 8) + _LISTED_ROWS if max_neurons else 0)
+    fewest_rows = max(8 * limits.consumer_warps, round_up(max_hidden_rows, 8) if max_neurons else 0)
     quantised_bytes = 0
     if quantised is not None:
         fewest_rows = max(fewest_rows, round_up(-(-quantised.sums // limits.consumer_warps), 8))
@@ -154,7 +153,7 @@ def shared_layout(
             round_up(parts, 4) * 4,
             limits.sequences * max_hidden_rows * 4,
             quantised_bytes,
-            round_up(4 * max_neurons, 16),
+            round_up(12 * max_neurons, 16),
         )
         stages = (limits.shared_bytes - sum(sizes)) // (limits.stage_bytes + _BARRIER_BYTES) // 2 * 2
         if stages >= MIN_STAGES:

@@ -159,7 +159,7 @@ struct Walk {
   }
 };
 
-// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
+// Ternary builds, whose own products begin early, have no registers left for it.
 constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !TERNARY;
 
 // Multiplies the row tiles of a walk that has begun, which start at a whole stage, with the inputs of one sequence, and leaves

@@ -1,1 +1,1 @@
-"""Find the neurons that fire, and what each of them comes to: the first half of a sparse feed-forward."""
+"""Find the neurons that fire, and add up what they give: a CTA's part of a sparse feed-forward."""

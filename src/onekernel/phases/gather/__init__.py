@@ -1,1 +1,1 @@
-"""Add up the down rows of the neurons that fire, and add that to the residual."""
+"""Add up what the CTAs' neurons gave, and add it to the residual."""
