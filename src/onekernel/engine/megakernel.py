@@ -63,9 +63,7 @@ class Windows:
         """Return the windows for a plan: in layers of few stages it is values that are waited for, not weights."""
         layers = [phase.kind not in (Kind.EMBED, Kind.HEAD, Kind.CHOOSE) for phase in plan.phases]
         layer_bytes = int(plan.bytes_per_phase[:, layers].sum(axis=1).max()) // plan.config.num_hidden_layers
-        short = 1 if layer_bytes <= _SMALL_LAYER_STAGES * plan.limits.stage_bytes else 2
-        # Rows of neurons that fire queue behind the weights on their way.
-        return cls(short, long=2) if plan.layout.sparse else cls(short)
+        return cls(short=1 if layer_bytes <= _SMALL_LAYER_STAGES * plan.limits.stage_bytes else 2)
 
 
 @dataclass(frozen=True, slots=True)

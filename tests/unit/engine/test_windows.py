@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from onekernel.engine.megakernel import Windows
@@ -23,10 +21,3 @@ def test_small_layers_have_one_stage_on_its_way_and_the_smallest_fewer_warps(
     plan = first_plan(model_config(read_shipped(model)), limits, "sm_90a")
     assert Windows.of(plan) == Windows(short=short)
     assert plan.limits.consumer_warps == warps
-
-
-def test_rows_of_neurons_that_fire_wait_for_few_stages() -> None:
-    config = replace(model_config(read_shipped("Llama-3.2-1B")), hidden_act="relu")
-    plan = first_plan(config, Limits(ctas=132, max_context=512, num_pages=8), "sm_90a")
-    assert plan.layout.sparse
-    assert Windows.of(plan) == Windows(short=2, long=2)

@@ -126,8 +126,8 @@ __device__ __forceinline__ u32 part_chunk(u32 row, u32 chunk) {
 }
 __device__ __forceinline__ u32 part_at(u32 row, u32 part) { return part_chunk(row, part / 4) + part % 4; }
 
-// Ternary builds, whose own products begin early, have no registers left for it.
-constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !TERNARY;
+// Builds with the sparse phases or with ternary ones, whose own products begin early, have no registers left for it.
+constexpr bool BEGINS_EARLY = SEQUENCES == 1 && !SPARSE && !TERNARY;
 
 // A warp's way through a product of one sequence, part by part: a pair of units, or a unit. Part i of a run belongs to warp
 // i % MK_WARPS, so of pairs a stage belongs to half of the warps. It begins before the inputs are there, when nobody waits for
