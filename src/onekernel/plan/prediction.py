@@ -33,9 +33,9 @@ class Speeds:
 
 
 H200 = Speeds(
-    read_gbps=4392.0, take_gbps=13544.0, hand_over_us=1.879, attention_us=4.753, attention_gbps=32.03, combine_us=1.932
+    read_gbps=4359.0, take_gbps=10940.0, hand_over_us=1.57, attention_us=4.38, attention_gbps=36.0, combine_us=2.78
 )
-"""Fitted to the measured times of six dense models of 0.1 to 8 B parameters (results/decode.json): within 2 %."""
+"""Fitted to the measured times of six dense models of 0.1 to 8 B parameters (results/decode.json): within 3 %."""
 
 
 def predict_us(plan: Plan, position: int, speeds: Speeds) -> float:
