@@ -459,7 +459,8 @@ def main(arguments: list[str] | None = None) -> int:
             )
         write_results(options.out, rows, commit=options.commit, read_gbps=round(gbps, 1), **machine.about)
 
-    keep([model_row(machine, sizes)])
+    if left():
+        keep([model_row(machine, sizes)])
     first, *others = sizes.batches
     for n, k in sizes.shapes:
         if left():
