@@ -12,6 +12,7 @@ from onekernel.kernels.sparse_ffn import GATHERED, SLICED, SparseKernels, Sparse
 from onekernel.ops.sparse import on_cpu, on_gpu
 from onekernel.ops.sparse_route import Route
 from onekernel.weights.twell import TwellStatistics
+from tests.real_activity import feed_forward, real_activity
 
 SHAPE = SparseShape(up_warps=2, down_warps=2, pack_warps=2, gather_warps=2)
 ROUTES = [Route(), Route("gather"), Route("sliced", capacity=48), Route("hot_cold", hot=64, capacity=32)]
@@ -52,3 +53,19 @@ def test_other_dtypes_are_refused(shim) -> None:
     x, gate, up, down = (tensor.float() for tensor in case(64, 112))
     with pytest.raises(ConfigError, match=r"x is torch.float32, up torch.float32; the kernels take bfloat16"):
         on_gpu(SparseKernels(SHAPE, shim, 2), x, gate, up, down, torch.zeros(4, dtype=torch.int32), None, Route())
+
+
+def test_a_trained_layers_activity_goes_through_the_kernels(shim) -> None:
+    """Of 64 tokens and the fullest, with the hottest neurons densely and room that a few rows exceed."""
+    active = real_activity()
+    some = torch.cat([active[::64][:63], active[active.sum(1).argmax()][None]])
+    order = active.sum(0).argsort(descending=True, stable=True)[:1024]
+    given = feed_forward(some[:, order])
+    route = Route("hot_cold", hot=64, capacity=48)
+    totals = torch.zeros(2, 4, dtype=torch.int32)
+    got = on_gpu(SparseKernels(SHAPE, shim, 3), *given, totals[0], None, route).double()
+    want = on_cpu(SHAPE, *given, totals[1], None, replace(route, name="dense", hot=0)).double()
+    assert (got - want).norm() / want.norm() < 4e-3
+    over = some[:, order[64:]].sum(1) > 48
+    assert 0 < over.sum() < 16
+    assert totals[0].tolist() == [int(some[~over][:, order[64:]].sum()), int(over.sum()), int(over.sum()), len(some)]

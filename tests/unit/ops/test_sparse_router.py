@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from benchmarks.sparse_patterns import TOKEN_SPREAD, Pattern, iid, skew
 from onekernel.errors import ConfigError
-from onekernel.kernels.sparse_ffn import GATHERED, OVERFLOWED, PACKED, SLICED, SparseShape
+from onekernel.kernels.sparse_ffn import GATHERED, OVERFLOWED, PACKED, SLICED, Slices, SparseShape
 from onekernel.ops.mailbox import Mailbox
 from onekernel.ops.sparse_route import MOST_CAPACITY, Costs, Route, choose, hot_first, wider
 from onekernel.ops.sparse_router import MEASURE_EVERY, Router
@@ -47,6 +50,44 @@ def skewed(fraction: float, rows: int = 64) -> TwellStatistics:
 )
 def test_the_fastest_way_is_taken(stats: TwellStatistics, tokens: int, name: str) -> None:
     assert choose(stats, tokens, HIDDEN, SHAPE).name == name
+
+
+def patterned(pattern: Pattern, tokens: int, fullest_row: int) -> TwellStatistics:
+    """What a benchmark's pattern gives on average; its fullest token spreads over four tiles."""
+    spread = math.sqrt(1 + TOKEN_SPREAD**2) if pattern.name == "skew" else 1.0
+    counts = torch.special.ndtr(pattern.neurons.double() / spread) * tokens
+    inner, nonzeros = len(counts), int(counts.sum())
+    tile_columns = Slices.plan(SHAPE, HIDDEN, inner).tile_columns
+    peaks = torch.zeros(tile_columns + 1, dtype=torch.int64)
+    peaks[-(-fullest_row // 3)] = tokens
+    return TwellStatistics(tokens, inner, nonzeros, fullest_row, counts.round().long(), peaks)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tokens", "fullest_row", "sparse_us", "dense_us"),
+    [
+        (skew(0.005, 0, 1, 5632), TOKENS, 182, 1316, 1531),
+        (skew(0.01, 0, 1, 5632), TOKENS, 297, 1563, 1604),
+        (iid(0.01, 1, 5632), TOKENS, 89, 1925, 1546),
+        (skew(0.02, 0, 1, 5632), TOKENS, 464, 1672, 1531),
+        (skew(0.05, 0, 1, 5632), TOKENS, 857, 1908, 1555),
+        (skew(0.1, 0, 1, 5632), TOKENS, 1387, 1859, 1537),
+        (skew(0.005, 0, 1, 8192), TOKENS, 235, 2101, 2198),
+        (iid(0.01, 1, 8192), TOKENS, 118, 3335, 2215),
+        (skew(0.02, 0, 1, 8192), TOKENS, 668, 2235, 2205),
+        (skew(0.05, 0, 1, 8192), TOKENS, 1244, 2655, 2220),
+        (skew(0.1, 0, 1, 8192), TOKENS, 1993, 2741, 2222),
+        (skew(0.00639, 0, 1, 5632), 1, 36, 23, 32),
+        (iid(0.1016, 1, 5632), 1, 572, 105, 32),
+        (skew(0.00728, 0, 1, 5632), 8, 67, 29, 32),
+    ],
+)
+def test_the_way_that_was_faster_on_an_h200_is_taken(
+    pattern: Pattern, tokens: int, fullest_row: int, sparse_us: float, dense_us: float
+) -> None:
+    """Times of both ways as measured at commit c1dc158, whose router took the sparse one for all of these."""
+    route = choose(patterned(pattern, tokens, fullest_row), tokens, HIDDEN, SHAPE)
+    assert (route.name == "dense") == (dense_us < sparse_us)
 
 
 def test_costs_decide() -> None:
